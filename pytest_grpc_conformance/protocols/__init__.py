@@ -1,0 +1,1 @@
+"""Wire protocols: bindings, reference servicers, and translation to and from neutral requests and events."""
