@@ -1,0 +1,1 @@
+"""One gRPC server library behind one small interface."""
