@@ -1,0 +1,162 @@
+"""One Generate call as a case sees it: messages on demand, each wait with a deadline, everything on the record."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+
+from pytest_grpc_conformance.protocols.base import (
+    ErrorEvent,
+    Event,
+    FinishEvent,
+    PromptEvent,
+    Received,
+    Status,
+    TokensEvent,
+    WireProtocol,
+)
+from pytest_grpc_conformance.transcript import Transcript
+
+
+class NothingCame(TimeoutError):
+    """No message and no status arrived in time. Whose fault that is, the caller knows (``asserts.py``)."""
+
+
+class GenerateStream:
+    """A running Generate call.
+
+    A message is taken from the connection only when the case asks for one (``next``), so a case that does not ask is a
+    slow reader; ``rest`` asks for all that is left. A thread does the reading, since a blocking stub cannot wait with a
+    deadline.
+    """
+
+    def __init__(
+        self, call: Any, protocol: WireProtocol, transcript: Transcript, *, timeout: float, label: str
+    ) -> None:
+        self.call = call
+        self.protocol = protocol
+        self.transcript = transcript
+        self.label = label
+        self.received: list[Received] = []
+        self.status: Status | None = None
+        self._timeout = timeout
+        self._inbox: queue.SimpleQueue[Received | Status | Exception] = queue.SimpleQueue()
+        self._wanted = threading.Semaphore(0)
+        self._asked = False
+        self._greedy = False
+        self._closed = False
+        self._thread = threading.Thread(target=self._read, name=f"read {label}", daemon=True)
+        self._thread.start()
+
+    # What the case calls.
+
+    def next(self, timeout: float | None = None) -> Received | Status:
+        """The next message, or the status once there is no more. Raises ``NothingCame``."""
+        if self.status is not None:
+            return self.status
+        self._ask()
+        limit = self._timeout if timeout is None else timeout
+        try:
+            item = self._inbox.get(timeout=limit)
+        except queue.Empty:
+            raise NothingCame(
+                f"{self.label}: nothing came within {limit:g} s after {len(self.received)} messages"
+            ) from None
+        self._asked = False
+        if isinstance(item, Exception):
+            raise item
+        if isinstance(item, Status):
+            self.status = item
+        else:
+            self.received.append(item)
+        return item
+
+    def messages(self) -> Iterator[Received]:
+        """The messages that are still to come, up to the status (then in ``status``). Raises ``NothingCame``."""
+        self._greedy = True
+        while True:
+            item = self.next()
+            if isinstance(item, Status):
+                return
+            yield item
+
+    def rest(self) -> list[Received]:
+        """All messages of the stream, earlier ones included, once the status is there. Raises ``NothingCame``."""
+        for _ in self.messages():
+            pass
+        return self.received
+
+    def cancel(self) -> None:
+        """Cancel the RPC, as a client does that has lost interest."""
+        self.transcript.note("client", f"{self.label}: cancel")
+        self.call.cancel()
+
+    def close(self) -> None:
+        """End the call and its thread; nothing is left behind."""
+        self._closed = True
+        self.call.cancel()
+        self._wanted.release()
+        self._thread.join(self._timeout)
+
+    # The reading thread.
+
+    def _ask(self) -> None:
+        if not self._asked:
+            self._asked = True
+            self._wanted.release()
+
+    def _read(self) -> None:
+        while True:
+            if not self._greedy:
+                self._wanted.acquire()
+            if self._closed:
+                return
+            try:
+                item = self._take()
+            except Exception as error:  # The case's thread must see it, whatever it is.
+                self._inbox.put(error)
+                return
+            self._inbox.put(item)
+            if isinstance(item, Status):
+                return
+
+    def _take(self) -> Received | Status:
+        try:
+            raw = next(self.call)
+        except (StopIteration, grpc.RpcError):
+            status = status_of(self.call)
+            self.transcript.note("server", f"{self.label}: status {status.code} {status.details}")
+            return status
+        message = self.protocol.generate.response.FromString(raw)
+        event = self.protocol.to_event(message)
+        self.transcript.note("server", f"{self.label}: {describe(event)}")
+        return Received(raw, message, self.protocol.request_id_of(message), event)
+
+
+def status_of(call: Any) -> Status:
+    """The status of a finished call (a ``grpc.Call``, or the error that a unary stub raised)."""
+    code = call.code()
+    trailers = tuple((key, value) for key, value in (call.trailing_metadata() or ()))
+    return Status("UNKNOWN" if code is None else code.name, call.details() or "", trailers)
+
+
+def describe(event: Event) -> str:
+    """One line about an event, for transcripts and failures; the text in it is the server's."""
+    match event:
+        case TokensEvent(index, tokens, text):
+            ids = [token.id for token in tokens]
+            shown = f"{ids[:8]}{'...' if len(ids) > 8 else ''}"
+            return f"tokens[{index}] {shown}" + ("" if text is None else f" text {text!r}")
+        case FinishEvent(index, finish, reason):
+            words = reason if finish is None else f"{finish.reason.value} match {finish.match}"
+            return f"finished[{index}] {words}" + ("" if event.usage is None else f" {event.usage}")
+        case PromptEvent(tokens):
+            return f"prompt with {len(tokens)} tokens"
+        case ErrorEvent(code, message, retryable):
+            return f"error {code} retryable={retryable} {message!r}"
+        case _:
+            return f"unknown event {event.description}"
