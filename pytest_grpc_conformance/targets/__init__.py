@@ -1,0 +1,1 @@
+"""What is under test: a server library in this process, a command that we start, or an address."""

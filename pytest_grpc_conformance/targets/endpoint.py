@@ -1,0 +1,66 @@
+"""A target that somebody else runs: an address, its protocol, and nothing behind it that a case could hold."""
+
+from __future__ import annotations
+
+import re
+import socket
+
+from pytest_grpc_conformance.protocols.base import WireProtocol
+from pytest_grpc_conformance.targets.base import Target, TargetBroken
+
+_ADDRESS = re.compile(r"^(?:\[(?P<v6>[0-9a-fA-F:.]+)\]|(?P<host>[^\s:/\[\]]+)):(?P<port>\d{1,5})$")
+
+
+class EndpointTarget(Target):
+    """A running server at ``host:port``."""
+
+    def __init__(
+        self, address: str, protocol: WireProtocol, *, timeout: float, model: str, name: str = ""
+    ) -> None:
+        super().__init__()
+        self._address = address
+        self._model = model
+        self.name = name or address
+        self.protocol = protocol
+        self.timeout = timeout
+        self.capabilities = frozenset()
+
+    @property
+    def address(self) -> str:
+        return self._address
+
+    @property
+    def model(self) -> str:
+        return self._model
+
+
+def parse_address(address: str) -> tuple[str, int]:
+    """Host and port of ``host:port`` or ``[v6]:port``. Raises ``ValueError`` with a line that says what is wrong."""
+    match = _ADDRESS.match(address)
+    if not match or not 0 < int(match["port"]) < 65536:
+        raise ValueError(f"{address!r} is not host:port (IPv6 hosts in brackets)")
+    return match["v6"] or match["host"], int(match["port"])
+
+
+def probe(address: str, protocol: WireProtocol, timeout: float) -> str:
+    """Ask the server one tiny question, its model's name, and return the answer.
+
+    Raises ``TargetBroken`` when nothing listens there, or when what listens does not answer.
+    """
+    host, port = parse_address(address)
+    try:
+        socket.create_connection((host, port), timeout).close()
+    except OSError as error:
+        raise TargetBroken(f"nothing answers at {address}: {error.strerror or error}") from error
+    import grpc
+
+    from pytest_grpc_conformance.protocols.client import CHANNEL_OPTIONS
+
+    with grpc.insecure_channel(address, options=list(CHANNEL_OPTIONS)) as channel:
+        try:
+            return protocol.model_name(channel, timeout)
+        except grpc.RpcError as error:
+            answer = f"{error.code().name}: {error.details()}" if isinstance(error, grpc.Call) else str(error)
+            raise TargetBroken(
+                f"{address} does not answer as a {protocol.title} server ({answer}); is --grpc-protocol right?"
+            ) from error

@@ -1,0 +1,122 @@
+"""A target that we start: a command that prints one ready line with its address, watched, and stopped at the end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shlex
+import signal
+import subprocess
+import threading
+from collections import deque
+from types import TracebackType
+
+from pytest_grpc_conformance.targets.base import TargetBroken
+from pytest_grpc_conformance.transcript import harmless
+
+READY = re.compile(r"^READY address=(\S+)\s*$")
+"""The line that a command prints on standard output once it serves."""
+KEPT_LINES = 12
+
+
+class LaunchedProcess:
+    """A server process in a process group of its own, so that nothing of it is left running."""
+
+    def __init__(self, command: str, *, ready_timeout: float, stop_timeout: float = 10.0) -> None:
+        self.command = command
+        self._ready_timeout = ready_timeout
+        self._stop_timeout = stop_timeout
+        self._tail: deque[str] = deque(maxlen=KEPT_LINES)
+        self._ready = threading.Event()
+        self._over = threading.Event()
+        self.address = ""
+
+    def start(self) -> LaunchedProcess:
+        """Start the command and wait for its ready line. Raises ``TargetBroken`` with its last lines of output."""
+        try:
+            arguments = shlex.split(self.command)
+        except ValueError as error:
+            raise TargetBroken(f"cannot read --grpc-command {self.command!r}: {error}") from error
+        if not arguments:
+            raise TargetBroken("--grpc-command is empty; give the command that starts the server")
+        try:
+            self._process = subprocess.Popen(
+                arguments,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise TargetBroken(f"cannot start {arguments[0]!r}: {error.strerror}") from error
+        self._reader = threading.Thread(target=self._read, name="read launched server", daemon=True)
+        self._reader.start()
+        try:
+            self._wait_ready()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def _wait_ready(self) -> None:
+        if not self._ready.wait(self._ready_timeout):
+            raise TargetBroken(
+                self._story(f"was not ready within {self._ready_timeout:g} s (no line 'READY address=...')")
+            )
+        if not self.address:
+            code = self._process.wait()
+            raise TargetBroken(self._story(f"ended with exit code {code} before it was ready"))
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            ready = READY.match(line)
+            if ready and not self.address:
+                self.address = ready[1]
+                self._ready.set()
+            else:
+                self._tail.append(harmless(line.rstrip("\n")))
+        self._over.set()
+        self._ready.set()
+
+    def _story(self, what: str) -> str:
+        lines = "\n".join(f"    {line}" for line in self._tail) or "    (it printed nothing)"
+        return f"the command {self.command!r} {what}; its last output:\n{lines}"
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def death(self) -> str:
+        """What is known about the end of a process that is no longer alive."""
+        return self._story(f"ended with exit code {self._process.poll()} during the run")
+
+    def stop(self) -> int:
+        """Ask the process to stop, then make it; returns its exit code. Nothing of its group is left."""
+        if self.alive:
+            self._process.send_signal(signal.SIGTERM)
+        try:
+            code = self._process.wait(self._stop_timeout)
+        except subprocess.TimeoutExpired:
+            self._kill_group()
+            code = self._process.wait()
+        self._kill_group()
+        self._reader.join(self._stop_timeout)
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+        return code
+
+    def _kill_group(self) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+    def __enter__(self) -> LaunchedProcess:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
