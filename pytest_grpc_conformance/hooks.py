@@ -1,0 +1,131 @@
+"""What the plugin's hooks do. Everything heavy is imported only once a conformance option, case or fixture is used."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from pytest_grpc_conformance.collection import Case
+
+CHOICE_FIXTURE = "grpc_target_choice"
+LIBRARY_FIXTURE = "grpc_server_library"
+SERVER_FIXTURES = "pytest_grpc_conformance.fixtures.server"
+PYTEST_GRPC = "pytest_grpc.plugin"
+"""Another plugin with a ``grpc_server`` fixture. Where it is installed its users keep theirs, unless they name ours in
+``pytest_plugins``."""
+
+CASE = pytest.StashKey["Case | None"]()
+
+
+def configure(config: pytest.Config) -> None:
+    config.addinivalue_line(
+        "markers", "requirement(*ids, needs=()): the requirement rows that a conformance case checks"
+    )
+    config.addinivalue_line(
+        "markers", "destructive: harms a live server; does not run against a server that somebody else runs"
+    )
+    others = {getattr(plugin, "__name__", "") for plugin in config.pluginmanager.get_plugins()}
+    if PYTEST_GRPC not in others:
+        config.pluginmanager.import_plugin(SERVER_FIXTURES)
+    config.pluginmanager.register(Recorder(config), "grpc_conformance_recorder")
+
+
+def session_start(config: pytest.Config) -> None:
+    if not any(value for name, value in vars(config.option).items() if name.startswith("grpc_")):
+        return
+    from pytest_grpc_conformance import session
+
+    session.refuse_update_golden(config)
+    session.start(config)
+
+
+def configure_worker(node: Any) -> None:
+    """Tell an xdist worker where the server listens that the controller has started or reached."""
+    from pytest_grpc_conformance import session
+
+    run = session.run_of(node.config)
+    node.workerinput["grpc_conformance"] = (run.address, run.model)
+
+
+def generate_tests(metafunc: pytest.Metafunc) -> None:
+    if CHOICE_FIXTURE in metafunc.fixturenames or LIBRARY_FIXTURE in metafunc.fixturenames:
+        from pytest_grpc_conformance import collection, session
+
+        collection.parametrize(metafunc, session.run_of(metafunc.config).options)
+
+
+def case_of(item: pytest.Item) -> Case | None:
+    """The conformance case that an item is, looked up once."""
+    if CASE not in item.stash:
+        if not hasattr(item, "callspec") or CHOICE_FIXTURE not in item.callspec.params:
+            item.stash[CASE] = None
+        else:
+            from pytest_grpc_conformance import collection
+
+            item.stash[CASE] = case = collection.case_of(item)
+            if case is not None:
+                item.user_properties.append(("case_id", case.case_id))
+                item.user_properties.append(("requirements", " ".join(case.requirements)))
+    return item.stash[CASE]
+
+
+def make_report(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport) -> None:
+    case = case_of(item)
+    if case is not None:
+        from pytest_grpc_conformance import judging, session
+
+        judging.observe(item, case, call, report, session.run_of(item.config))
+
+
+class Recorder:
+    """Gathers the results on the controller and shows them at the end."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        if hasattr(report, "grpc_conformance") and not hasattr(self._config, "workerinput"):
+            from pytest_grpc_conformance import judging, session
+
+            result = judging.result_of(report)
+            assert result is not None
+            session.run_of(self._config).results.append(result)
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        from pytest_grpc_conformance import session
+
+        run = self._config.stash.get(session.KEY, None)
+        if run is None or not run.results:
+            return
+        from pytest_grpc_conformance.reports import terminal
+
+        document = run.document()
+        terminalreporter.section(f"gRPC conformance {document.suite_version}")
+        for line in terminal.render(document):
+            terminalreporter.write_line(line)
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        from pytest_grpc_conformance.session import KEY
+
+        run = self._config.stash.get(KEY, None)
+        if run is None or run.options.report is None or hasattr(self._config, "workerinput"):
+            return
+        text = json.dumps(run.document().to_data(), indent=1)
+        try:
+            Path(run.options.report).write_text(text + "\n", encoding="utf-8")
+        except OSError as error:
+            # The results stay on the terminal; a run whose report is missing is not a success.
+            run.notes.append(f"cannot write --grpc-report {run.options.report}: {error.strerror}")
+            session.exitstatus = session.exitstatus or 1
+
+
+def unconfigure(config: pytest.Config) -> None:
+    from pytest_grpc_conformance import session
+
+    run = config.stash.get(session.KEY, None)
+    if run is not None:
+        run.close()
