@@ -1,0 +1,124 @@
+"""The ``grpc-conformance`` command."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import importlib.resources
+import sys
+from collections.abc import Sequence
+
+from pytest_grpc_conformance import __version__, registry
+
+USAGE_ERROR = 4
+"""pytest's exit code for a wrong command line, which the whole command uses."""
+CASES = "pytest_grpc_conformance.cases"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; returns the exit code: 0 conforms, 1 does not, 4 wrong command line."""
+    parser = _parser()
+    given, rest = parser.parse_known_args(arguments)
+    if rest and given.command != "run":
+        return _complain(f"unknown argument {rest[0]!r}; see grpc-conformance {given.command} --help")
+    given.rest = rest
+    try:
+        code: int = given.act(given)
+    except (registry.UnknownName, registry.BrokenEntryPoint) as error:
+        return _complain(str(error))
+    return code
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line, with pytest's exit code."""
+
+    def error(self, message: str) -> None:  # type: ignore[override]
+        self.exit(USAGE_ERROR, f"{self.prog}: {message}\n")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="grpc-conformance", description="Conformance of gRPC servers that stream LLM tokens."
+    )
+    parser.add_argument("--version", action="version", version=f"pytest-grpc-conformance {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=_Parser)
+    run = commands.add_parser("run", help="run the cases; further arguments go to pytest", add_help=False)
+    run.set_defaults(act=_run)
+    serve = commands.add_parser("serve", help="serve the fake engine until SIGTERM or Ctrl-C")
+    serve.add_argument(
+        "--protocol", required=True, help=f"one of {', '.join(registry.names(registry.PROTOCOLS))}"
+    )
+    serve.add_argument(
+        "--server", default="grpcio", help=f"one of {', '.join(registry.names(registry.SERVERS))}"
+    )
+    serve.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    serve.add_argument("--port", type=_port, default=0, help="0 lets the kernel choose (default)")
+    serve.add_argument(
+        "--grace", type=_seconds, default=5.0, help="seconds for running calls at the end (default: 5)"
+    )
+    serve.set_defaults(act=_serve)
+    rows = commands.add_parser("requirements", help="list the requirement rows and the cases that check them")
+    rows.add_argument("--unchecked", action="store_true", help="only rows that no case checks")
+    rows.add_argument("--json", action="store_true", help="as JSON")
+    rows.set_defaults(act=_requirements)
+    return parser
+
+
+def _port(text: str) -> int:
+    if not text.isdecimal() or int(text) > 65535:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port (0 to 65535)")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds")
+    return value
+
+
+def _complain(message: str) -> int:
+    print(f"grpc-conformance: {message}", file=sys.stderr)
+    return USAGE_ERROR
+
+
+def ini_file() -> str:
+    """The pytest configuration under which the cases run, whatever the user's own says."""
+    return str(importlib.resources.files("pytest_grpc_conformance") / "conformance.ini")
+
+
+def _run(given: argparse.Namespace) -> int:
+    import pytest
+
+    # The user's own ini could rename test files or add options that the cases do not know.
+    return int(pytest.main(["-c", ini_file(), "--rootdir", ".", "--pyargs", CASES, *given.rest]))
+
+
+def _serve(given: argparse.Namespace) -> int:
+    from pytest_grpc_conformance.serve import ServeOptions, serve
+    from pytest_grpc_conformance.servers.base import BindFailed
+
+    registry.check(registry.PROTOCOLS, "protocol", given.protocol)
+    found = registry.server_library(given.server).availability()
+    if not found.available:
+        return _complain(f"--server {given.server}: {found.reason}; {found.remedy}")
+    try:
+        asyncio.run(serve(ServeOptions(given.protocol, given.server, given.host, given.port, given.grace)))
+    except BindFailed as error:
+        print(f"grpc-conformance: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _requirements(given: argparse.Namespace) -> int:
+    from pytest_grpc_conformance.case_listing import list_cases
+    from pytest_grpc_conformance.requirements import catalogue
+    from pytest_grpc_conformance.requirements.coverage import cover, render_json, render_text
+
+    coverage = cover(catalogue(), list_cases(ini_file(), CASES))
+    text = render_json(coverage) if given.json else render_text(coverage, unchecked_only=given.unchecked)
+    print(text)
+    return 0
