@@ -1,0 +1,1 @@
+"""Conformance cases: one function, one requirement."""
