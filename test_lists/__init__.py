@@ -1,0 +1,1 @@
+"""Lists that select cases for a CI stage."""
