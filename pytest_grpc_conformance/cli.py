@@ -37,36 +37,42 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
-        prog="grpc-conformance", description="Conformance of gRPC servers that stream LLM tokens."
-    )
+    parser = _Parser(prog="grpc-conformance", description="Conformance of gRPC servers that stream LLM tokens.")
     parser.add_argument("--version", action="version", version=f"pytest-grpc-conformance {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=_Parser)
     run = commands.add_parser("run", help="run the cases; further arguments go to pytest", add_help=False)
     run.set_defaults(act=_run)
     serve = commands.add_parser("serve", help="serve the fake engine until SIGTERM or Ctrl-C")
-    serve.add_argument(
-        "--protocol", required=True, help=f"one of {', '.join(registry.names(registry.PROTOCOLS))}"
-    )
-    serve.add_argument(
-        "--server", default="grpcio", help=f"one of {', '.join(registry.names(registry.SERVERS))}"
-    )
+    serve.add_argument("--protocol", required=True, help=f"one of {', '.join(registry.names(registry.PROTOCOLS))}")
+    serve.add_argument("--server", default="grpcio", help=f"one of {', '.join(registry.names(registry.SERVERS))}")
     serve.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     serve.add_argument("--port", type=_port, default=0, help="0 lets the kernel choose (default)")
-    serve.add_argument(
-        "--grace", type=_seconds, default=5.0, help="seconds for running calls at the end (default: 5)"
-    )
+    serve.add_argument("--grace", type=_seconds, default=5.0, help="seconds for running calls at the end (default: 5)")
     serve.set_defaults(act=_serve)
     rows = commands.add_parser("requirements", help="list the requirement rows and the cases that check them")
     rows.add_argument("--unchecked", action="store_true", help="only rows that no case checks")
     rows.add_argument("--json", action="store_true", help="as JSON")
     rows.set_defaults(act=_requirements)
+    bench = commands.add_parser("bench", help="measure the fake engine against full servers, as ratios in one run")
+    bench.add_argument("--protocol", default="openengine", help="default: %(default)s")
+    bench.add_argument("--server", action="append", default=None, help="repeatable (default: all that are installed)")
+    bench.add_argument("--requests", type=_count, default=64, help="streams at once (default: %(default)s)")
+    bench.add_argument("--tokens", type=_count, default=128, help="tokens per request (default: %(default)s)")
+    bench.add_argument("--rounds", type=_count, default=5, help="counted rounds (default: %(default)s)")
+    bench.add_argument("--json", action="store_true", help="as JSON")
+    bench.set_defaults(act=_bench)
     return parser
 
 
 def _port(text: str) -> int:
     if not text.isdecimal() or int(text) > 65535:
         raise argparse.ArgumentTypeError(f"{text!r} is not a port (0 to 65535)")
+    return int(text)
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 on")
     return int(text)
 
 
@@ -122,3 +128,29 @@ def _requirements(given: argparse.Namespace) -> int:
     text = render_json(coverage) if given.json else render_text(coverage, unchecked_only=given.unchecked)
     print(text)
     return 0
+
+
+def _bench(given: argparse.Namespace) -> int:
+    import json
+
+    from pytest_grpc_conformance.bench import BenchOptions, measure, render
+    from pytest_grpc_conformance.targets.base import TargetBroken
+
+    registry.check(registry.PROTOCOLS, "protocol", given.protocol)
+    installed = [n for n in registry.names(registry.SERVERS) if registry.server_library(n).availability().available]
+    for name in given.server or ():
+        found = registry.server_library(name).availability()
+        if not found.available:
+            return _complain(f"--server {name}: {found.reason}; {found.remedy}")
+    options = BenchOptions(given.protocol, tuple(given.server or installed), given.requests, given.tokens, given.rounds)
+    try:
+        report = measure(options)
+    except TargetBroken as error:
+        print(f"grpc-conformance: {error}", file=sys.stderr)
+        return 1
+    print(json.dumps(report, indent=1) if given.json else "\n".join(render(report)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import threading
 from collections import deque
+from pathlib import Path
 from types import TracebackType
 
 from pytest_grpc_conformance.targets.base import TargetBroken
@@ -89,6 +90,11 @@ class LaunchedProcess:
     @property
     def alive(self) -> bool:
         return self._process.poll() is None
+
+    def cpu_seconds(self) -> float:
+        """User and system time that the process has used so far (Linux: from ``/proc``)."""
+        fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def death(self) -> str:
         """What is known about the end of a process that is no longer alive."""
