@@ -1,4 +1,4 @@
-"""From a script and a request's parameters to what the engine emits: the rules of stopping, as pure functions.
+"""From a script and a request's parameters to what the engine emits: the rules of stopping, as functions.
 
 The rules are those of TensorRT-LLM's engine layer as servicers meet it: results are cumulative, the engine
 finds stop strings in the text itself, text that later turns out to be part of an excluded stop has already
@@ -34,10 +34,10 @@ REPLACEMENT = "\ufffd"
 class SequenceDelta:
     """What one result changes in one sequence.
 
-    First the sequence is cut to ``keep_tokens`` tokens and ``keep_text`` characters where these are not ``None``
-    (a trimmed stop, or a last token whose share of the text changed at the end); a token that stays ends at
-    ``keep_text`` at the latest. Then tokens and text are appended. ``text_ends`` holds, for each new token, the
-    length of the sequence's text once that token had been decoded.
+    First the sequence is cut to ``keep_tokens`` tokens and ``keep_text`` characters where these are not
+    ``None`` (a trimmed stop, or a last token whose share of the text changed at the end); a token that
+    stays ends at ``keep_text`` at the latest. Then tokens and text are appended. ``text_ends`` holds, for
+    each new token, the length of the sequence's text once that token had been decoded.
     """
 
     index: int
@@ -86,31 +86,26 @@ class Course:
         return sum(len(sequence.tokens) for sequence in self.outcome)
 
 
-def course(
-    script: Script, parameters: GenerationParameters, eos_token_ids: frozenset[int] = frozenset()
-) -> Course:
+def course(script: Script, parameters: GenerationParameters, eos_token_ids: frozenset[int] = frozenset()) -> Course:
     """Play a script under the parameters of a request.
 
-    Sequences that the script never advances, up to ``num_sequences``, count as open. Steps after the last finish
-    are not played.
+    Sequences that the script never advances, up to ``num_sequences``, count as open. Steps after the last
+    finish are not played.
     """
-    open_sequences = [
-        _Sequence(index, parameters, eos_token_ids) for index in range(_num_sequences(script, parameters))
-    ]
+    sequences = [_Sequence(index, parameters, eos_token_ids) for index in range(_num_sequences(script, parameters))]
+    still_open = {sequence.index: sequence for sequence in sequences}
     results: list[StepResult] = []
     for number, step in enumerate(script.steps):
         last = number == len(script.steps) - 1 and script.ending is Ending.LENGTH
-        result = _play(step, open_sequences, close_all=last)
-        results.append(result)
-        if result.finished:
+        results.append(_play(step, still_open, close_all=last))
+        if not still_open:
             break
     if not script.steps and script.ending is Ending.LENGTH:
-        results.append(_play(Step(), open_sequences, close_all=True))
-    finished = bool(results) and results[-1].finished
+        results.append(_play(Step(), still_open, close_all=True))
     return Course(
         tuple(results),
-        tuple(sequence.outcome() for sequence in open_sequences),
-        None if finished else script.ending,
+        tuple(sequence.outcome() for sequence in sequences),
+        script.ending if still_open else None,
     )
 
 
@@ -123,15 +118,14 @@ def cancelled_course(
 ) -> Course:
     """The course of a request that an abort ends once ``steps`` steps of it have been played.
 
-    The open sequences finish as ``CANCELLED`` in one more result, without new tokens. A request that was over by
-    then keeps its own end.
+    The open sequences finish as ``CANCELLED`` in one more result, without new tokens. A request that was
+    over by then keeps its own end.
     """
     if script.ending is Ending.LENGTH and steps >= max(1, len(script.steps)):
         return course(script, parameters, eos_token_ids)
     cancel = Step(
         tuple(
-            Advance(index, finish=Finish(FinishReason.CANCELLED))
-            for index in range(_num_sequences(script, parameters))
+            Advance(index, finish=Finish(FinishReason.CANCELLED)) for index in range(_num_sequences(script, parameters))
         )
     )
     return course(replace(script, steps=(*script.steps[:steps], cancel)), parameters, eos_token_ids)
@@ -141,19 +135,29 @@ def _num_sequences(script: Script, parameters: GenerationParameters) -> int:
     return max(parameters.num_sequences, script.num_sequences)
 
 
-def _play(step: Step, sequences: Sequence[_Sequence], *, close_all: bool) -> StepResult:
+def _play(step: Step, still_open: dict[int, _Sequence], *, close_all: bool) -> StepResult:
+    """Play one step; sequences that finish with it leave ``still_open``."""
+    advances = step.advances
+    if close_all:
+        advances = _closing(advances, still_open)
+    elif len(advances) > 1:
+        advances = tuple(sorted(advances, key=lambda advance: advance.index))
     deltas = []
-    advances = {advance.index: advance for advance in step.advances}
-    for sequence in sequences:
-        if sequence.finish is not None:
-            continue
-        advance = advances.get(sequence.index)
-        finish = advance.finish if advance else None
-        if close_all and finish is None:
-            finish = Finish(FinishReason.LENGTH)
-        if advance is not None or finish is not None:
-            deltas.append(sequence.advance(advance.tokens if advance else (), finish))
-    return StepResult(tuple(deltas), all(sequence.finish is not None for sequence in sequences))
+    for advance in advances:
+        sequence = still_open.get(advance.index)
+        if sequence is not None:
+            deltas.append(sequence.advance(advance.tokens, advance.finish))
+            if sequence.finish is not None:
+                del still_open[advance.index]
+    return StepResult(tuple(deltas), not still_open)
+
+
+def _closing(advances: Iterable[Advance], still_open: Iterable[int]) -> tuple[Advance, ...]:
+    """The last step of a script: sequences that it leaves open finish with ``LENGTH``."""
+    length = Finish(FinishReason.LENGTH)
+    known = {advance.index: advance for advance in advances}
+    closing = (known.get(index, Advance(index)) for index in still_open)
+    return tuple(advance if advance.finish else replace(advance, finish=length) for advance in closing)
 
 
 @dataclass(slots=True)
@@ -202,9 +206,7 @@ class _Sequence:
             keep_text,
         )
 
-    def _cut(
-        self, cut: tuple[int, int], tokens_before: int, text_before: int
-    ) -> tuple[int | None, int | None]:
+    def _cut(self, cut: tuple[int, int], tokens_before: int, text_before: int) -> tuple[int | None, int | None]:
         tokens, text = cut
         del self.tokens[tokens:], self.text_ends[tokens:]
         self.text = self.text[:text]
@@ -237,7 +239,7 @@ class _Sequence:
         self.text_ends.append(len(self.text))
 
     def _flush(self) -> bool:
-        """Show a character left incomplete at the end as one replacement character; false if there is none."""
+        """Show a character left incomplete as one replacement character; false if there is none."""
         if not self._decoder.getstate()[0]:
             return False
         self.text += self._decoder.decode(b"", final=True)
@@ -265,8 +267,9 @@ class _Sequence:
 def tokens_before_text(text_ends: Sequence[int], position: int) -> int:
     """How many leading tokens have a text that begins before ``position`` (in characters).
 
-    This is the rule for token records beside an excluded stop string: a token stays when some of its text may be
-    visible. ``text_ends`` never falls; the first token begins at 0, each other one where the one before ends.
+    This is the rule for token records beside an excluded stop string: a token stays when some of its text
+    may be visible. ``text_ends`` never falls; the first token begins at 0, each other one where the one
+    before ends.
     """
     return 0 if position <= 0 else min(len(text_ends), 1 + bisect.bisect_left(text_ends, position))
 

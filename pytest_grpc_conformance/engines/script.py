@@ -128,8 +128,8 @@ class Script:
     """What one request yields.
 
     ``prompt`` holds one token per prompt token with its scores, for requests that ask for prompt logprobs;
-    the first one has none (there is nothing it could be conditioned on). ``failure`` is the message of the error that
-    is raised after the last step when ``ending`` is ``FAILURE``.
+    the first one has none (there is nothing it could be conditioned on). ``failure`` is the message of the
+    error that is raised after the last step when ``ending`` is ``FAILURE``.
     """
 
     steps: tuple[Step, ...] = ()
@@ -159,8 +159,7 @@ def tokens(count: int, *, start: int = 100, text: bool = True) -> tuple[Token, .
 def pieces(*texts: str | bytes, start: int = 100) -> tuple[Token, ...]:
     """Tokens with the given pieces and ids from ``start`` on."""
     return tuple(
-        Token(start + i, piece if isinstance(piece, bytes) else piece.encode())
-        for i, piece in enumerate(texts)
+        Token(start + i, piece if isinstance(piece, bytes) else piece.encode()) for i, piece in enumerate(texts)
     )
 
 
