@@ -6,9 +6,12 @@ Each function says what was expected and what was observed. A wait for something
 
 from __future__ import annotations
 
+import concurrent.futures
 import math
-from collections.abc import Iterable, Sequence
-from typing import Any, NoReturn
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NoReturn, TypeVar
+
+import grpc
 
 from pytest_grpc_conformance.engines.course import Course, SequenceOutcome
 from pytest_grpc_conformance.engines.gate import Gate
@@ -28,8 +31,11 @@ from pytest_grpc_conformance.protocols.base import (
 )
 from pytest_grpc_conformance.protocols.collected import Collected, SequenceReceived, collect
 from pytest_grpc_conformance.protocols.stream import GenerateStream, NothingCame, describe
+from pytest_grpc_conformance.protocols.stream import status_of as rpc_status
+from pytest_grpc_conformance.servers.base import BindFailed
 from pytest_grpc_conformance.verdict import Violation
 
+T = TypeVar("T")
 LONGEST_VALUE = 300
 
 
@@ -102,6 +108,21 @@ def tokens_until(stream: GenerateStream, count: int, *gates: Gate) -> list[Token
     return tokens
 
 
+def output_until(stream: GenerateStream, count: int, text: str, *gates: Gate) -> list[Token]:
+    """Tokens from token messages until ``count`` tokens and all of ``text`` have come; the server owes them now.
+
+    Tokens and their text may come in separate messages.
+    """
+    tokens: list[Token] = []
+    shown = ""
+    while len(tokens) < count or len(shown) < len(text):
+        event = next_tokens(stream, *gates)
+        tokens.extend(event.tokens)
+        shown += event.text or ""
+    equal("the text that has come", text, shown)
+    return tokens
+
+
 def status_of(stream: GenerateStream, *gates: Gate) -> Status:
     """The status, which the server owes now; a message in its place is a violation."""
     item = _next(stream, gates, "the status")
@@ -132,6 +153,22 @@ def _next(stream: GenerateStream, gates: Sequence[Gate], what: str) -> Received 
 def _stand(stream: GenerateStream, gates: Iterable[Gate]) -> str:
     lines = [f"gate {gate.request_id!r}: {gate.position}" for gate in gates]
     return "\n".join([*lines, f"client got {len(stream.received)} messages"])
+
+
+def done(what: str, act: Callable[[], T], *codes: str) -> T | Status:
+    """The server does in time what it owes outside a stream: a control call is answered, a stop returns, a start binds.
+
+    The result; or the status, when the call ended with one of ``codes``, which are allowed instead of an answer.
+    """
+    try:
+        return act()
+    except grpc.RpcError as error:
+        ending = rpc_status(error)
+        if ending.code in codes:
+            return ending
+        violation(f"{what} failed", " or ".join(("OK", *codes)), f"{ending.code} {ending.details}")
+    except (TimeoutError, concurrent.futures.TimeoutError, BindFailed) as error:
+        violation(f"{what} did not succeed in time", what, f"{type(error).__name__}: {error}")
 
 
 # Status and errors.
@@ -207,6 +244,13 @@ def _indexes(collected: Collected) -> list[int]:
             "a message does not say which sequence it means", "the index present on the wire", "index absent"
         )
     return [index for index in collected.sequences if index is not None]
+
+
+def succeeded(stream: GenerateStream, request: Request) -> Collected:
+    """The whole stream of a request that must succeed, in a legal order; the server owes all of it now."""
+    collected = ended(stream)
+    ordered(collected, request, stream.protocol)
+    return collected
 
 
 # What was streamed.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
+from collections.abc import Iterator
 
 import pytest
 
@@ -25,6 +27,17 @@ class _Listener:
                 self.found[case.case_id] = CaseRef(case.case_id, case.requirements, case.summary)
 
 
+@contextlib.contextmanager
+def _no_more_options() -> Iterator[None]:
+    """Without ``PYTEST_ADDOPTS``, which could select cases, or hand them to workers."""
+    kept = os.environ.pop("PYTEST_ADDOPTS", None)
+    try:
+        yield
+    finally:
+        if kept is not None:
+            os.environ["PYTEST_ADDOPTS"] = kept
+
+
 class ListingFailed(RuntimeError):
     """The cases could not be collected; the message has pytest's last lines."""
 
@@ -33,7 +46,7 @@ def list_cases(ini: str, package: str) -> tuple[CaseRef, ...]:
     """Every case of a package of cases, by id. Raises ``ListingFailed``."""
     listener = _Listener()
     output = io.StringIO()
-    with contextlib.redirect_stdout(output):
+    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output), _no_more_options():
         code = pytest.main(
             [
                 "-c",
@@ -50,5 +63,5 @@ def list_cases(ini: str, package: str) -> tuple[CaseRef, ...]:
             plugins=[listener],
         )
     if code != 0:
-        raise ListingFailed("\n".join(output.getvalue().splitlines()[-5:]))
+        raise ListingFailed("\n".join(output.getvalue().strip().splitlines()[-5:]))
     return tuple(sorted(listener.found.values(), key=lambda case: case.case_id))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import importlib.resources
+import os
 import sys
 from collections.abc import Sequence
 
@@ -12,11 +13,27 @@ from pytest_grpc_conformance import __version__, registry
 
 USAGE_ERROR = 4
 """pytest's exit code for a wrong command line, which the whole command uses."""
+INTERRUPTED = 2
+"""And its exit code for Ctrl-C."""
 CASES = "pytest_grpc_conformance.cases"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit code: 0 conforms, 1 does not, 4 wrong command line."""
+    try:
+        try:
+            return _main(arguments)
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        # Who read the output (head, say) has seen enough. What is still buffered goes nowhere, not to a traceback.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+def _main(arguments: Sequence[str] | None) -> int:
     parser = _parser()
     given, rest = parser.parse_known_args(arguments)
     if rest and given.command != "run":
@@ -99,8 +116,10 @@ def ini_file() -> str:
 def _run(given: argparse.Namespace) -> int:
     import pytest
 
+    # One case, as a failure's last line names it, instead of all.
+    chosen = [] if any(word.startswith(CASES) for word in given.rest) else [CASES]
     # The user's own ini could rename test files or add options that the cases do not know.
-    return int(pytest.main(["-c", ini_file(), "--rootdir", ".", "--pyargs", CASES, *given.rest]))
+    return int(pytest.main(["-c", ini_file(), "--rootdir", ".", "--pyargs", *chosen, *given.rest]))
 
 
 def _serve(given: argparse.Namespace) -> int:
@@ -120,11 +139,15 @@ def _serve(given: argparse.Namespace) -> int:
 
 
 def _requirements(given: argparse.Namespace) -> int:
-    from pytest_grpc_conformance.case_listing import list_cases
+    from pytest_grpc_conformance.case_listing import ListingFailed, list_cases
     from pytest_grpc_conformance.requirements import catalogue
     from pytest_grpc_conformance.requirements.coverage import cover, render_json, render_text
 
-    coverage = cover(catalogue(), list_cases(ini_file(), CASES))
+    try:
+        coverage = cover(catalogue(), list_cases(ini_file(), CASES))
+    except ListingFailed as error:
+        print(f"grpc-conformance: the cases cannot be listed: {error}", file=sys.stderr)
+        return 1
     text = render_json(coverage) if given.json else render_text(coverage, unchecked_only=given.unchecked)
     print(text)
     return 0

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 if TYPE_CHECKING:
     from pytest_grpc_conformance.collection import Case
+    from pytest_grpc_conformance.session import Run
 
 CHOICE_FIXTURE = "grpc_target_choice"
 LIBRARY_FIXTURE = "grpc_server_library"
@@ -18,7 +21,23 @@ PYTEST_GRPC = "pytest_grpc.plugin"
 """Another plugin with a ``grpc_server`` fixture. Where it is installed its users keep theirs, unless they name ours in
 ``pytest_plugins``."""
 
+_NO_CALL = SimpleNamespace(params={})
+CASES = "pytest_grpc_conformance.cases"
 CASE = pytest.StashKey["Case | None"]()
+RUN = pytest.StashKey["Run"]()
+"""The state of a run that uses the suite; ``session.run_of`` makes it."""
+
+
+class CannotJudge(pytest.UsageError):
+    """The run cannot judge what was asked for: a required library is missing, or the target cannot be had."""
+
+
+def exit_code(error: pytest.UsageError) -> int:
+    """The exit code for a run that cannot judge, after one message; any other usage error is pytest's to tell."""
+    if not isinstance(error, CannotJudge):
+        raise error
+    print(f"ERROR: {error}", file=sys.stderr)
+    return 1
 
 
 def configure(config: pytest.Config) -> None:
@@ -35,7 +54,8 @@ def configure(config: pytest.Config) -> None:
 
 
 def session_start(config: pytest.Config) -> None:
-    if not any(value for name, value in vars(config.option).items() if name.startswith("grpc_")):
+    chosen = any(value for name, value in vars(config.option).items() if name.startswith("grpc_"))
+    if not chosen and not any(argument.startswith(CASES) for argument in config.args):
         return
     from pytest_grpc_conformance import session
 
@@ -45,17 +65,31 @@ def session_start(config: pytest.Config) -> None:
 
 def configure_worker(node: Any) -> None:
     """Tell an xdist worker where the server listens that the controller has started or reached."""
-    from pytest_grpc_conformance import session
-
-    run = session.run_of(node.config)
-    node.workerinput["grpc_conformance"] = (run.address, run.model)
+    run = node.config.stash.get(RUN, None)
+    if run is not None:
+        node.workerinput["grpc_conformance"] = (run.address, run.model)
 
 
 def generate_tests(metafunc: pytest.Metafunc) -> None:
     if CHOICE_FIXTURE in metafunc.fixturenames or LIBRARY_FIXTURE in metafunc.fixturenames:
         from pytest_grpc_conformance import collection, session
 
-        collection.parametrize(metafunc, session.run_of(metafunc.config).options)
+        try:
+            options = session.run_of(metafunc.config).options
+        except pytest.UsageError as error:
+            # pytest shows this error of a collector as it is, and any other with a traceback.
+            raise metafunc.definition.CollectError(str(error)) from error
+        collection.parametrize(metafunc, options)
+
+
+def leave_out_unserved(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """A case that checks rows of other protocols only is no part of the run."""
+    if RUN not in config.stash:
+        return
+    unserved = [item for item in items if getattr(item, "callspec", _NO_CALL).params.get(CHOICE_FIXTURE, 0) is None]
+    if unserved:
+        config.hook.pytest_deselected(items=unserved)
+        items[:] = [item for item in items if item not in set(unserved)]
 
 
 def case_of(item: pytest.Item) -> Case | None:
@@ -96,9 +130,7 @@ class Recorder:
             session.run_of(self._config).results.append(result)
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
-        from pytest_grpc_conformance import session
-
-        run = self._config.stash.get(session.KEY, None)
+        run = self._config.stash.get(RUN, None)
         if run is None or not run.results:
             return
         from pytest_grpc_conformance.reports import terminal
@@ -109,23 +141,26 @@ class Recorder:
             terminalreporter.write_line(line)
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        from pytest_grpc_conformance.session import KEY
-
-        run = self._config.stash.get(KEY, None)
-        if run is None or run.options.report is None or hasattr(self._config, "workerinput"):
+        run = self._config.stash.get(RUN, None)
+        if run is None or hasattr(self._config, "workerinput"):
             return
+        if run.process is not None and not run.process.alive:
+            run.notes += run.process.obituary().splitlines()
+            session.exitstatus = session.exitstatus or 1
+        if run.options.report is not None:
+            self._write_report(run, run.options.report, session)
+
+    def _write_report(self, run: Run, path: str, session: pytest.Session) -> None:
         text = json.dumps(run.document().to_data(), indent=1)
         try:
-            Path(run.options.report).write_text(text + "\n", encoding="utf-8")
+            Path(path).write_text(text + "\n", encoding="utf-8")
         except OSError as error:
             # The results stay on the terminal; a run whose report is missing is not a success.
-            run.notes.append(f"cannot write --grpc-report {run.options.report}: {error.strerror}")
+            run.notes.append(f"cannot write --grpc-report {path}: {error.strerror}")
             session.exitstatus = session.exitstatus or 1
 
 
 def unconfigure(config: pytest.Config) -> None:
-    from pytest_grpc_conformance import session
-
-    run = config.stash.get(session.KEY, None)
+    run = config.stash.get(RUN, None)
     if run is not None:
         run.close()

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import importlib.resources
+import os
 import shlex
+import textwrap
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pytest_grpc_conformance import deviation
 from pytest_grpc_conformance.collection import Case
+from pytest_grpc_conformance.flags import DEFAULT_TIMEOUT
+from pytest_grpc_conformance.hooks import CASES
 from pytest_grpc_conformance.reports.document import Failure, Result
 from pytest_grpc_conformance.session import Run
-from pytest_grpc_conformance.targets.base import NotApplicable
+from pytest_grpc_conformance.targets.base import NotApplicable, TargetBroken
 from pytest_grpc_conformance.transcript import Transcript, harmless
 from pytest_grpc_conformance.verdict import Outcome, Phases, Verdict, Violation, judge
 
@@ -20,6 +26,7 @@ TRANSCRIPT = pytest.StashKey[Transcript]()
 """Where the target fixture leaves the transcript of an item."""
 PHASES = pytest.StashKey[dict[str, Outcome]]()
 FIRST_RESULT = pytest.StashKey[Result]()
+LONGEST_LINE = 400
 ATTRIBUTE = "grpc_conformance"
 """The name under which a test report carries a result from a worker to the controller."""
 
@@ -39,11 +46,12 @@ def observe(
     elif report.when == "call":
         item.stash[FIRST_RESULT] = result
     _shape(report, result, error)
+    _make_carriable(report)
     if report.when == "teardown":
         final = replace(
             item.stash[FIRST_RESULT], verdict=_verdict(item, case, run), seconds=_seconds(item, report)
         )
-        item.user_properties.append(("verdict", final.verdict.value))
+        report.user_properties.append(("verdict", final.verdict.value))
         setattr(report, ATTRIBUTE, final.to_data())
     else:
         item.stash[_SECONDS] = _seconds(item, report)
@@ -127,32 +135,43 @@ def _failure(item: pytest.Item, case: Case, error: BaseException | None, run: Ru
     again = reproduce(item, case, run)
     if isinstance(error, Violation):
         observed = "\n".join(filter(None, (error.observed, error.evidence)))
-        return Failure(error.problem, error.expected, observed, tail, again)
-    return Failure(f"{type(error).__name__}: {error}" if error else "", transcript=tail, reproduce=again)
+        return Failure(_clean(error.problem), _clean(error.expected), _clean(observed), tail, again)
+    return Failure(_clean(f"{type(error).__name__}: {error}") if error else "", transcript=tail, reproduce=again)
+
+
+def _clean(text: str) -> str:
+    """Each line without what a terminal, a worker's channel or a file could choke on; the server may have sent it."""
+    return "\n".join(harmless(line, LONGEST_LINE) for line in text.splitlines())
 
 
 def reproduce(item: pytest.Item, case: Case, run: Run) -> str:
     """A command line that runs this case alone on this target."""
     options = run.options
-    words = ["pytest", "--pyargs", "pytest_grpc_conformance.cases"]
-    if "pytest_grpc_conformance" not in item.nodeid and "cases/" not in item.nodeid:
-        words = ["pytest", item.nodeid.partition("::")[0]]
-    if options.command is not None:
-        words += ["--grpc-command", options.command]
-    elif options.address is not None:
-        words += ["--grpc-address", options.address]
-    else:
-        words += ["--grpc-server", case.choice.target]
-    words += ["--grpc-target", options.target] if options.target else []
-    words += ["--grpc-protocol", case.choice.protocol, "-k", _keyword(item, case)]
+    words = _alone(item)
+    ways = (("--grpc-target", options.target), ("--grpc-command", options.command), ("--grpc-address", options.address))
+    for name, value in ways:
+        if value is not None:
+            words += [name, value, "--grpc-protocol", case.choice.protocol]
+    if options.timeout != DEFAULT_TIMEOUT:
+        words += ["--grpc-timeout-scale", f"{options.timeout / DEFAULT_TIMEOUT:g}"]
     return shlex.join(words)
 
 
-def _keyword(item: pytest.Item, case: Case) -> str:
-    """A ``-k`` expression; ids may hold characters that such an expression cannot, then the function's name does."""
-    name = getattr(item, "originalname", item.name)
-    words = [name, *case.case_id.partition("[")[2].rstrip("]").split("-")]
-    return " and ".join(word for word in words if word.replace("_", "").isalnum())
+def _alone(item: pytest.Item) -> list[str]:
+    """The command that selects one item: by the name of its module if the suite ships it, else by its path."""
+    _, _, rest = item.nodeid.partition("::")
+    folder = Path(str(importlib.resources.files(CASES)))
+    if not item.path.is_relative_to(folder):
+        return ["pytest", f"{os.path.relpath(item.path, item.config.invocation_params.dir)}::{rest}"]
+    module = ".".join((CASES, *item.path.relative_to(folder).with_suffix("").parts))
+    ours = str(importlib.resources.files("pytest_grpc_conformance") / "conformance.ini")
+    start = ["grpc-conformance", "run"] if str(item.config.inipath) == ours else ["pytest", "--pyargs"]
+    return [*start, f"{module}::{rest}"]
+
+
+WIDTH = 160
+LABEL = 13
+MOST_ROWS = 3
 
 
 def screen(result: Result) -> str:
@@ -161,25 +180,58 @@ def screen(result: Result) -> str:
 
     failure = result.failure or Failure("")
     rows = [catalogue().get(row) for row in result.requirements]
-    parts = [f"{failure.problem}", ""]
-    for row in rows:
-        parts += [
-            f"requirement  {row.id} ({row.level}, {row.oracle}): {row.statement}",
-            f"             {row.source}",
-        ]
-    for name, text in (("expected", failure.expected), ("observed", failure.observed)):
-        parts += [
-            f"{name:<12} {line}" if at == 0 else f"{'':<12} {line}"
-            for at, line in enumerate(text.splitlines())
-        ]
+    lines = [*_lines("", failure.problem, 3), ""]
+    for row in rows[:MOST_ROWS]:
+        lines += _folded("requirement", f"{row.id} ({row.level}, {row.oracle}): {row.statement}", 2)
+        lines += _folded("", row.source, 1)
+    if len(rows) > MOST_ROWS:
+        lines += _lines("", f"and {', '.join(row.id for row in rows[MOST_ROWS:])}", 1)
+    lines += _lines("expected", failure.expected, 4)
+    lines += _lines("observed", failure.observed, 6)
     if failure.transcript:
-        parts += ["transcript", *(f"  {line}" for line in failure.transcript.splitlines())]
-    return "\n".join([*parts, f"reproduce    {failure.reproduce}"])
+        lines += ["transcript", *(harmless(f"  {line}", WIDTH) for line in failure.transcript.splitlines())]
+    # What is to be copied into a shell is never cut; it goes on after a backslash.
+    command = " \\\n".join(_together(failure.reproduce, WIDTH - LABEL))
+    return "\n".join([*lines, f"{'reproduce':<{LABEL}}{command}"])
+
+
+def _lines(label: str, text: str, most: int) -> list[str]:
+    """A text under a label, its first lines, each cut to the width."""
+    margin = LABEL if label else 0
+    lines = text.splitlines()
+    shown = [*lines[: most - 1], f"... and {len(lines) - most + 1} more lines"] if len(lines) > most else lines
+    return [harmless(f"{label if at == 0 else '':<{margin}}{line}", WIDTH) for at, line in enumerate(shown)]
+
+
+def _folded(label: str, text: str, most: int) -> list[str]:
+    """A sentence under a label, wrapped to the width."""
+    margin = " " * LABEL
+    return textwrap.wrap(
+        text,
+        WIDTH - 20,
+        initial_indent=f"{label:<{LABEL}}",
+        subsequent_indent=margin,
+        max_lines=most,
+        placeholder=" ...",
+    )
+
+
+def _together(command: str, width: int) -> list[str]:
+    """A command line, broken between words."""
+    lines: list[str] = []
+    for word in map(shlex.quote, shlex.split(command)):
+        if lines and len(lines[-1]) + 1 + len(word) <= width:
+            lines[-1] += f" {word}"
+        else:
+            lines.append(word)
+    return lines
 
 
 def _shape(report: pytest.TestReport, result: Result, error: BaseException | None) -> None:
     """Make pytest's own report say what the verdict says, so that its exit code is right."""
-    if isinstance(error, NotApplicable):
+    if isinstance(error, TargetBroken):
+        report.longrepr = _clean(str(error))  # Where in the harness that was noticed helps nobody.
+    elif isinstance(error, NotApplicable):
         report.outcome = "skipped"
         path, line, _ = report.location
         report.longrepr = (path, (line or 0) + 1, f"not applicable: {result.reason}")
@@ -195,6 +247,22 @@ def _shape(report: pytest.TestReport, result: Result, error: BaseException | Non
             f"unexpected pass: a deviation is declared for {result.reason}\n"
             "The case passes now; narrow the declaration's versions, or take it back."
         )
+
+
+def _make_carriable(report: pytest.TestReport) -> None:
+    """Leave nothing in a report that a terminal obeys, or that cannot cross to the controller or go to a file.
+
+    A server may have sent it, in a status that a traceback shows, or in what it logged.
+    """
+    report.sections = [(_printable(name), _printable(content)) for name, content in report.sections]
+    if report.longrepr is not None and not isinstance(report.longrepr, tuple):
+        text = str(report.longrepr)
+        if _printable(text) != text:
+            report.longrepr = _printable(text)
+
+
+def _printable(text: str) -> str:
+    return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
 
 
 def result_of(report: Any) -> Result | None:

@@ -11,15 +11,25 @@ pytest_plugins = ("pytest_grpc_conformance.fixtures.target", "pytest_grpc_confor
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    from pytest_grpc_conformance import options
+    from pytest_grpc_conformance import flags
 
-    options.add_to_parser(parser)
+    flags.add_to_parser(parser)
 
 
 def pytest_configure(config: pytest.Config) -> None:
     from pytest_grpc_conformance import hooks
 
     hooks.configure(config)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_cmdline_main(config: pytest.Config) -> Generator[None, object, object]:
+    try:
+        return (yield)
+    except pytest.UsageError as error:
+        from pytest_grpc_conformance import hooks
+
+        return hooks.exit_code(error)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -41,6 +51,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     from pytest_grpc_conformance import hooks
 
     hooks.generate_tests(metafunc)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    from pytest_grpc_conformance import hooks
+
+    hooks.leave_out_unserved(config, items)
 
 
 @pytest.hookimpl(wrapper=True)

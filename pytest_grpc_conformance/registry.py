@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import functools
 import importlib.metadata
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     from pytest_grpc_conformance.protocols.base import WireProtocol
     from pytest_grpc_conformance.servers.base import ServerLibrary
 
+T = TypeVar("T")
 SERVERS = "pytest_grpc_conformance.servers"
 PROTOCOLS = "pytest_grpc_conformance.protocols"
 
@@ -45,15 +47,26 @@ def check(group: str, kind: str, name: str) -> None:
         raise UnknownName(f"unknown {kind} {name!r}{hint}; legal names: {', '.join(legal)}")
 
 
-def _load(group: str, name: str) -> Any:
+def load(servers: Iterable[str], protocols: Iterable[str]) -> None:
+    """Load everything that a run will use. Raises ``UnknownName`` or ``BrokenEntryPoint``."""
+    for name in servers:
+        server_library(name)
+    for name in protocols:
+        protocol(name)
+
+
+def _load(group: str, name: str, kind: type[T]) -> T:
     for point in importlib.metadata.entry_points(group=group, name=name):
+        who = f"{point.value} ({name} of {point.dist.name if point.dist else 'an unknown distribution'})"
         try:
             loaded = point.load()
+            made = loaded() if isinstance(loaded, type) else loaded
         except Exception as error:
-            who = point.dist.name if point.dist else "an unknown distribution"
             problem = f"{type(error).__name__}: {error}".splitlines()[0]
-            raise BrokenEntryPoint(f"{point.value} ({name} of {who}) cannot be loaded: {problem}") from error
-        return loaded() if isinstance(loaded, type) else loaded
+            raise BrokenEntryPoint(f"{who} cannot be loaded: {problem}") from error
+        if not isinstance(made, kind):
+            raise BrokenEntryPoint(f"{who} is not a {kind.__name__}, nor a class of one")
+        return made
     raise UnknownName(f"nothing is registered as {name!r} in {group}")
 
 
@@ -61,13 +74,15 @@ def _load(group: str, name: str) -> Any:
 def server_library(name: str) -> ServerLibrary:
     """The server library of that name. Raises ``UnknownName`` or ``BrokenEntryPoint``."""
     check(SERVERS, "server", name)
-    library: ServerLibrary = _load(SERVERS, name)
-    return library
+    from pytest_grpc_conformance.servers.base import ServerLibrary
+
+    return _load(SERVERS, name, ServerLibrary)  # type: ignore[type-abstract]
 
 
 @functools.cache
 def protocol(name: str) -> WireProtocol:
     """The protocol of that name. Raises ``UnknownName`` or ``BrokenEntryPoint``."""
     check(PROTOCOLS, "protocol", name)
-    wire: WireProtocol = _load(PROTOCOLS, name)
-    return wire
+    from pytest_grpc_conformance.protocols.base import WireProtocol
+
+    return _load(PROTOCOLS, name, WireProtocol)  # type: ignore[type-abstract]

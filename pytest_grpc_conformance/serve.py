@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import socket
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pytest_grpc_conformance import registry
 from pytest_grpc_conformance.engines.script import Script, Token, scored, script, side_by_side, tokens
-from pytest_grpc_conformance.servers.base import ServerSetup
+from pytest_grpc_conformance.servers.base import BindFailed, ServerSetup
 
 if TYPE_CHECKING:
     from pytest_grpc_conformance.engines.gated import Submission
@@ -40,10 +41,25 @@ def default_script(submission: Submission) -> Script:
     return script(side_by_side(*sequences) if count else (), prompt=prompt)
 
 
+def _check_address(options: ServeOptions) -> None:
+    """Raises ``BindFailed`` with the reason, which the libraries write to their own logs only."""
+    try:
+        family, kind, number, _, address = socket.getaddrinfo(
+            options.host, options.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        with socket.socket(family, kind, number) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+            probe.listen()
+    except OSError as error:
+        raise BindFailed(f"cannot listen on {options.host}, port {options.port}: {error.strerror}") from error
+
+
 async def serve(options: ServeOptions) -> None:
     """Serve until SIGTERM or SIGINT, then drain. Prints one ready line. Raises ``BindFailed``."""
     from pytest_grpc_conformance.engines.gated import GatedEngine
 
+    _check_address(options)
     wire = registry.protocol(options.protocol)
     library = registry.server_library(options.server)
     stop = asyncio.Event()

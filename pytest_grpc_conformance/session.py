@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from pytest_grpc_conformance import __version__, registry
+from pytest_grpc_conformance.hooks import RUN, CannotJudge
 from pytest_grpc_conformance.options import Options
 from pytest_grpc_conformance.reports.document import Document, Result, ordered
 
@@ -18,10 +21,6 @@ if TYPE_CHECKING:
     from pytest_grpc_conformance.targets.launched import LaunchedProcess
     from pytest_grpc_conformance.targets.loop_thread import LoopThread
     from pytest_grpc_conformance.targets.plan import TargetPlan
-
-
-class CannotJudge(RuntimeError):
-    """The run cannot judge what was asked for: a required library is missing, or the target cannot be had."""
 
 
 @dataclass(slots=True)
@@ -48,9 +47,16 @@ class Run:
             self._loop = LoopThread()
         return self._loop
 
-    def abandon_loop(self) -> None:
-        """Leave a blocked loop to its daemon thread, so that later cases get a loop that works."""
-        self._loop = None
+    @contextlib.contextmanager
+    def leaving_a_stuck_loop(self) -> Iterator[None]:
+        """Leave a loop that turns out to be blocked to its daemon thread, so that later tests get one that works."""
+        from pytest_grpc_conformance.targets.loop_thread import LoopStuck
+
+        try:
+            yield
+        except LoopStuck:
+            self._loop = None
+            raise
 
     # Start and end.
 
@@ -69,9 +75,10 @@ class Run:
         from pytest_grpc_conformance.targets.base import TargetBroken
 
         if self.options.target is not None:
-            from pytest_grpc_conformance.targets.plan import load_plan
+            from pytest_grpc_conformance.targets.plan import load_plan, try_out
 
             self.plan = load_plan(self.options.target)
+            try_out(self.options.target, self.plan)
         if self.options.in_process:
             return
         from pytest_grpc_conformance.targets.endpoint import probe
@@ -96,7 +103,9 @@ class Run:
             process.stop()
         loop, self._loop = self._loop, None
         if loop is not None:
-            loop.close()
+            # A loop that is blocked by now cannot be helped; its daemon thread ends with the process.
+            with contextlib.suppress(TimeoutError):
+                loop.close()
 
     # Targets for cases.
 
@@ -106,10 +115,11 @@ class Run:
 
         wire = registry.protocol(choice.protocol)
         if not self.options.in_process:
-            from pytest_grpc_conformance.targets.endpoint import EndpointTarget
+            from pytest_grpc_conformance.targets.endpoint import EndpointTarget, check_listens
 
             if self.process is not None and not self.process.alive:
                 raise TargetBroken(self.process.death())
+            check_listens(self.address, self.options.timeout)
             return EndpointTarget(
                 self.address, wire, timeout=self.options.timeout, model=self.model, name=choice.target
             )
@@ -120,11 +130,12 @@ class Run:
         from pytest_grpc_conformance.targets.inprocess import InprocessTarget
 
         target = InprocessTarget(library, wire, self.loop, timeout=self.options.timeout, plan=self.plan)
-        try:
-            return target.start()
-        except BaseException:
-            target.close()
-            raise
+        with self.leaving_a_stuck_loop():
+            try:
+                return target.start()
+            except BaseException:
+                target.close()
+                raise
 
     # Results.
 
@@ -149,14 +160,11 @@ class Run:
         return registry.server_library(target).availability().version
 
 
-KEY = pytest.StashKey[Run]()
-
-
 def run_of(config: pytest.Config) -> Run:
     """The run's state, made at first use. Raises ``pytest.UsageError`` for options that cannot be used."""
-    if KEY not in config.stash:
-        config.stash[KEY] = Run(_options(config))
-    return config.stash[KEY]
+    if RUN not in config.stash:
+        config.stash[RUN] = Run(_options(config))
+    return config.stash[RUN]
 
 
 def _options(config: pytest.Config) -> Options:
@@ -182,8 +190,6 @@ def start(config: pytest.Config) -> None:
         run.open_target()
     except BadPlan as error:
         raise pytest.UsageError(f"--grpc-target: {error}") from error
-    except CannotJudge as error:
-        pytest.exit(str(error), returncode=1)
 
 
 def refuse_update_golden(config: pytest.Config) -> None:

@@ -17,8 +17,8 @@ CHANNEL_OPTIONS: tuple[tuple[str, Any], ...] = (
     ("grpc.enable_http_proxy", 0),
     ("grpc.enable_retries", 0),
     ("grpc.max_receive_message_length", 64 * 1024 * 1024),
+    # Not grpc.min_reconnect_backoff_ms as well: that is how long a first attempt may take, on a busy machine too.
     ("grpc.initial_reconnect_backoff_ms", 50),
-    ("grpc.min_reconnect_backoff_ms", 50),
 )
 FIXED_WINDOW: tuple[tuple[str, Any], ...] = (("grpc.http2.bdp_probe", 0),)
 """Keeps the receive window at HTTP/2's 64 KiB, so that a reader who stops soon stops the sender."""

@@ -52,6 +52,17 @@ class RunningServer(abc.ABC):
         """Refuse new calls, give running ones ``grace`` seconds (``None``: none), then end them."""
 
 
+async def stop_and_drop(held: list[RunningServer], grace: float | None) -> None:
+    """Stop the server in a list and drop it there, so that the last reference to it goes on its own loop.
+
+    grpcio closes its poller when its last server goes, which fails in another thread while the loop reads from it.
+    """
+    try:
+        await held[0].stop(grace)
+    finally:
+        held.clear()
+
+
 @dataclass(frozen=True, slots=True)
 class Availability:
     """Whether a library can be used here. ``reason`` says in one line why not, ``remedy`` what to type."""

@@ -7,6 +7,7 @@ import socket
 
 from pytest_grpc_conformance.protocols.base import WireProtocol
 from pytest_grpc_conformance.targets.base import Target, TargetBroken
+from pytest_grpc_conformance.transcript import harmless
 
 _ADDRESS = re.compile(r"^(?:\[(?P<v6>[0-9a-fA-F:.]+)\]|(?P<host>[^\s:/\[\]]+)):(?P<port>\d{1,5})$")
 
@@ -42,16 +43,22 @@ def parse_address(address: str) -> tuple[str, int]:
     return match["v6"] or match["host"], int(match["port"])
 
 
+def check_listens(address: str, timeout: float) -> None:
+    """Raises ``TargetBroken`` when nothing listens at an address, or it is none."""
+    try:
+        socket.create_connection(parse_address(address), timeout).close()
+    except ValueError as error:
+        raise TargetBroken(f"the address {error}") from error
+    except OSError as error:
+        raise TargetBroken(f"nothing answers at {address}: {error.strerror or error}") from error
+
+
 def probe(address: str, protocol: WireProtocol, timeout: float) -> str:
     """Ask the server one tiny question, its model's name, and return the answer.
 
     Raises ``TargetBroken`` when nothing listens there, or when what listens does not answer.
     """
-    host, port = parse_address(address)
-    try:
-        socket.create_connection((host, port), timeout).close()
-    except OSError as error:
-        raise TargetBroken(f"nothing answers at {address}: {error.strerror or error}") from error
+    check_listens(address, timeout)
     import grpc
 
     from pytest_grpc_conformance.protocols.client import CHANNEL_OPTIONS
@@ -62,5 +69,5 @@ def probe(address: str, protocol: WireProtocol, timeout: float) -> str:
         except grpc.RpcError as error:
             answer = f"{error.code().name}: {error.details()}" if isinstance(error, grpc.Call) else str(error)
             raise TargetBroken(
-                f"{address} does not answer as a {protocol.title} server ({answer}); is --grpc-protocol right?"
+                f"{address} does not answer as a {protocol.title} server ({harmless(answer)}); is --grpc-protocol right?"
             ) from error

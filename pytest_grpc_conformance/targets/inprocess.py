@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from pytest_grpc_conformance.engines.gated import GatedEngine
 from pytest_grpc_conformance.protocols.base import WireProtocol
-from pytest_grpc_conformance.servers.base import RunningServer, ServerLibrary, ServerSetup
+from pytest_grpc_conformance.servers.base import RunningServer, ServerLibrary, ServerSetup, stop_and_drop
 from pytest_grpc_conformance.targets.base import Capability, Target
 from pytest_grpc_conformance.targets.loop_thread import LoopThread
 from pytest_grpc_conformance.targets.plan import TargetPlan, registrations
@@ -86,9 +86,9 @@ class InprocessTarget(Target):
 
     def stop(self, grace: float | None) -> None:
         """Stop the server and wait until it has stopped."""
-        server, self._server = self.server, None
+        held, self._server = [self.server], None
         self.transcript.note("server", f"stop(grace={grace}) called")
-        self._loop.run(server.stop(grace), self.timeout + (grace or 0))
+        self._loop.run(stop_and_drop(held, grace), self.timeout + (grace or 0))
         self.transcript.note("server", "stop returned")
 
     def relay(self) -> RelayControl:

@@ -30,7 +30,6 @@ class LaunchedProcess:
         self._stop_timeout = stop_timeout
         self._tail: deque[str] = deque(maxlen=KEPT_LINES)
         self._ready = threading.Event()
-        self._over = threading.Event()
         self.address = ""
 
     def start(self) -> LaunchedProcess:
@@ -68,8 +67,12 @@ class LaunchedProcess:
                 self._story(f"was not ready within {self._ready_timeout:g} s (no line 'READY address=...')")
             )
         if not self.address:
-            code = self._process.wait()
-            raise TargetBroken(self._story(f"ended with exit code {code} before it was ready"))
+            try:
+                code = self._process.wait(1.0)
+            except subprocess.TimeoutExpired:
+                what = "closed its standard output without a line 'READY address=...'"
+                raise TargetBroken(self._story(what)) from None
+            raise TargetBroken(self._story(f"{_ended(code)} before it was ready"))
 
     def _read(self) -> None:
         assert self._process.stdout is not None
@@ -80,7 +83,6 @@ class LaunchedProcess:
                 self._ready.set()
             else:
                 self._tail.append(harmless(line.rstrip("\n")))
-        self._over.set()
         self._ready.set()
 
     def _story(self, what: str) -> str:
@@ -97,21 +99,27 @@ class LaunchedProcess:
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def death(self) -> str:
-        """What is known about the end of a process that is no longer alive."""
-        return self._story(f"ended with exit code {self._process.poll()} during the run")
+        """In one line, how a process ended that is no longer alive."""
+        return f"the command {self.command!r} {_ended(self._process.wait())} during the run"
+
+    def obituary(self) -> str:
+        """How it ended, with the last lines of its output."""
+        self._reader.join(1.0)
+        return self._story(f"{_ended(self._process.wait())} during the run")
 
     def stop(self) -> int:
         """Ask the process to stop, then make it; returns its exit code. Nothing of its group is left."""
         if self.alive:
             self._process.send_signal(signal.SIGTERM)
         try:
-            code = self._process.wait(self._stop_timeout)
+            self._process.wait(self._stop_timeout)
         except subprocess.TimeoutExpired:
+            pass
+        finally:  # Also when a second Ctrl-C cuts the wait short.
             self._kill_group()
-            code = self._process.wait()
-        self._kill_group()
+        code = self._process.wait()
         self._reader.join(self._stop_timeout)
-        if self._process.stdout is not None:
+        if self._process.stdout is not None and not self._reader.is_alive():
             self._process.stdout.close()
         return code
 
@@ -126,3 +134,7 @@ class LaunchedProcess:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
+
+
+def _ended(code: int) -> str:
+    return f"ended with exit code {code}" if code >= 0 else f"was ended by {signal.Signals(-code).name}"

@@ -5,8 +5,10 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Callable, Sequence
+import traceback
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from pytest_grpc_conformance.engines.base import Engine
@@ -48,9 +50,8 @@ def load_plan(reference: str) -> TargetPlan:
         sys.path.insert(0, os.getcwd())
     try:
         module = importlib.import_module(module_name)
-    except Exception as error:
-        problem = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise BadPlan(f"{module_name!r} cannot be imported ({problem})") from error
+    except (Exception, SystemExit) as error:
+        raise BadPlan(f"{module_name!r} cannot be imported ({_problem(error)})") from error
     found = module
     for part in attribute.split("."):
         if not hasattr(found, part):
@@ -65,7 +66,36 @@ def load_plan(reference: str) -> TargetPlan:
 
 def registrations(made: Sequence[Any]) -> tuple[Registration, ...]:
     """Registrations from what a factory returned. Raises ``BadPlan``."""
-    return tuple(_registration(item) for item in made)
+    if not isinstance(made, Iterable):
+        raise BadPlan(f"a factory must return a list of (add_to_server, servicer), not {made!r:.80}")
+    found = tuple(_registration(item) for item in made)
+    if not found:
+        raise BadPlan("a factory must return at least one servicer, not an empty list")
+    return found
+
+
+def try_out(reference: str, plan: TargetPlan) -> None:
+    """Make a plan's servicers once, so that one that cannot be used is a wrong option, not the failure of every case.
+
+    Raises ``BadPlan``.
+    """
+    if plan.servicers is None:
+        return
+    with (plan.engine or GatedEngine)() as engine:
+        try:
+            registrations(plan.servicers(engine))
+        except BadPlan:
+            raise
+        except Exception as error:
+            raise BadPlan(f"{reference} fails ({_problem(error)})") from error
+
+
+def _problem(error: BaseException) -> str:
+    """An error and the line that raised it, as one line."""
+    first = f"{type(error).__name__}: {error}".splitlines()[0]
+    frames = traceback.extract_tb(error.__traceback__)
+    inside = [frame for frame in frames if not frame.filename.startswith(("<", __file__))]
+    return f"{first}, {Path(inside[-1].filename).name}:{inside[-1].lineno}" if inside else first
 
 
 def _registration(item: Any) -> Registration:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
-from pytest_grpc_conformance.servers.base import RunningServer, ServerLibrary, ServerSetup
+from pytest_grpc_conformance.servers.base import RunningServer, ServerLibrary, ServerSetup, stop_and_drop
 from pytest_grpc_conformance.targets.loop_thread import LoopThread
 from pytest_grpc_conformance.targets.plan import registrations
 
@@ -31,12 +31,14 @@ class ServedServicers:
         self._channel: Any = None
         register = [lambda server, r=r: r.add(r.servicer, server) for r in registrations(servicers)]
         setup = ServerSetup(register, options, interceptors)
-        self._server: RunningServer = loop.run(library.start(setup), timeout)
-        self._stopped = False
+        self._server: RunningServer | None = loop.run(library.start(setup), timeout)
+        self._port = self._server.port
 
     @property
     def native(self) -> Any:
-        """The library's own server object."""
+        """The library's own server object. Raises ``RuntimeError`` once the server is stopped."""
+        if self._server is None:
+            raise RuntimeError("the server is stopped")
         return self._server.native
 
     @property
@@ -45,7 +47,7 @@ class ServedServicers:
 
     @property
     def port(self) -> int:
-        return self._server.port
+        return self._port
 
     @property
     def address(self) -> str:
@@ -64,15 +66,20 @@ class ServedServicers:
         return self._channel
 
     def stop(self, grace: float | None = None) -> None:
-        """Stop the server with ``grace`` seconds for running calls, and wait until it has stopped."""
-        self._stopped = True
-        self._loop.run(self._server.stop(grace), self._timeout + (grace or 0))
+        """Stop the server with ``grace`` seconds for running calls, and wait until it has stopped.
+
+        A server that is stopped stays so; another call does nothing.
+        """
+        if self._server is not None:
+            held, self._server = [self._server], None
+            self._loop.run(stop_and_drop(held, grace), self._timeout + (grace or 0))
 
     async def stop_async(self, grace: float | None = None) -> None:
         """The same for a test that runs on a loop of its own."""
-        self._stopped = True
-        stopping = asyncio.run_coroutine_threadsafe(self._server.stop(grace), self._loop.loop)
-        await asyncio.wrap_future(stopping)
+        if self._server is not None:
+            held, self._server = [self._server], None
+            stopping = asyncio.run_coroutine_threadsafe(stop_and_drop(held, grace), self._loop.loop)
+            await asyncio.wrap_future(stopping)
 
     def __enter__(self) -> ServedServicers:
         return self
@@ -82,5 +89,4 @@ class ServedServicers:
     ) -> None:
         if self._channel is not None:
             self._channel.close()
-        if not self._stopped:
-            self.stop(None)
+        self.stop(None)

@@ -1,0 +1,1 @@
+"""The plugin as users of pytest meet it."""

@@ -1,0 +1,1 @@
+"""What a run tells, on the terminal and in files."""

@@ -1,0 +1,1 @@
+"""What is under test, in this process, in another one, and behind an address."""
