@@ -73,8 +73,11 @@ def read(text: str, origin: str) -> tuple[Deviation, ...]:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise BrokenDeviation(f"{origin}: not valid TOML: {error}") from error
+    rows = data.get("deviation", [])
+    if data.keys() - {"deviation"} or not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise BrokenDeviation(f"{origin}: only [[deviation]] tables are read")
     return tuple(
-        _deviation(row, f"{origin}, deviation {at + 1}") for at, row in enumerate(data.get("deviation", []))
+        _deviation(row, f"{origin}, deviation {at + 1}") for at, row in enumerate(rows)
     )
 
 
@@ -85,13 +88,19 @@ def _deviation(row: dict[str, Any], where: str) -> Deviation:
         words = [f"lacks {', '.join(missing)}"] if missing else []
         words += [f"has unknown {', '.join(unknown)}"] if unknown else []
         raise BrokenDeviation(f"{where} {' and '.join(words)}")
+    for key in sorted(row.keys() - {"cases"}):
+        if not isinstance(row[key], str):
+            raise BrokenDeviation(f"{where}: {key} is not a text")
+    cases = row["cases"]
+    if not isinstance(cases, list) or not cases or not all(isinstance(pattern, str) for pattern in cases):
+        raise BrokenDeviation(f"{where}: cases is not a list of patterns such as 'file/function[*]'")
     if row["severity"] not in SEVERITIES:
         raise BrokenDeviation(f"{where}: severity {row['severity']!r} is not one of {', '.join(SEVERITIES)}")
     try:
         versions = SpecifierSet(row["versions"])
     except InvalidSpecifier as error:
         raise BrokenDeviation(f"{where}: versions {row['versions']!r} is not a version range") from error
-    return Deviation(**{**row, "versions": versions, "cases": tuple(row["cases"])})
+    return Deviation(**{**row, "versions": versions, "cases": tuple(cases)})
 
 
 @functools.cache

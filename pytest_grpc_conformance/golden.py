@@ -94,7 +94,7 @@ def _stop_string(size: int) -> tuple[Request, Script]:
 
 
 def _split_characters(size: int) -> tuple[Request, Script]:
-    # One byte a token, so that 2-, 3- and 4-byte characters and a combining mark are all split; the end may be incomplete.
+    # One byte a token splits characters of 2, 3 and 4 bytes and a combining mark; the end may be incomplete.
     stream = ("\u00e9\u4e16\U0001f600e\u0301 " * (size // 10 + 1)).encode()[:size]
     return _request(size), script(one_by_one(pieces(*(stream[i : i + 1] for i in range(size)))))
 
@@ -291,10 +291,8 @@ def field_difference(expected: Message, observed: Message, path: str = "") -> Di
 def _value(message: Message, field: Any) -> Any:
     """A list for a repeated field, a dictionary for a map, ``None`` for a field with presence that is absent."""
     value = getattr(message, field.name)
-    if hasattr(value, "keys"):
-        return dict(value)
     if hasattr(value, "MergeFrom") and not _is_message(value):
-        return list(value)
+        return dict(value) if hasattr(value, "keys") else list(value)
     if field.has_presence and not message.HasField(field.name):
         return None
     return value

@@ -78,7 +78,7 @@ def generate_tests(metafunc: pytest.Metafunc) -> None:
             options = session.run_of(metafunc.config).options
         except pytest.UsageError as error:
             # pytest shows this error of a collector as it is, and any other with a traceback.
-            raise metafunc.definition.CollectError(str(error)) from error
+            raise pytest.Collector.CollectError(str(error)) from error
         collection.parametrize(metafunc, options)
 
 
@@ -146,6 +146,9 @@ class Recorder:
             return
         if run.process is not None and not run.process.alive:
             run.notes += run.process.obituary().splitlines()
+            session.exitstatus = session.exitstatus or 1
+        if not all(result.verdict.conforms for result in run.results):
+            # pytest knows that already, but for what it takes for harmless, such as a skip in a tear-down.
             session.exitstatus = session.exitstatus or 1
         if run.options.report is not None:
             self._write_report(run, run.options.report, session)

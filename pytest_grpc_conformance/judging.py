@@ -180,14 +180,14 @@ def screen(result: Result) -> str:
 
     failure = result.failure or Failure("")
     rows = [catalogue().get(row) for row in result.requirements]
-    lines = [*_lines("", failure.problem, 3), ""]
+    lines = [*_lines("", failure.problem, 2), ""]
     for row in rows[:MOST_ROWS]:
         lines += _folded("requirement", f"{row.id} ({row.level}, {row.oracle}): {row.statement}", 2)
         lines += _folded("", row.source, 1)
     if len(rows) > MOST_ROWS:
         lines += _lines("", f"and {', '.join(row.id for row in rows[MOST_ROWS:])}", 1)
-    lines += _lines("expected", failure.expected, 4)
-    lines += _lines("observed", failure.observed, 6)
+    lines += _lines("expected", failure.expected, 3)
+    lines += _lines("observed", failure.observed, 5)
     if failure.transcript:
         lines += ["transcript", *(harmless(f"  {line}", WIDTH) for line in failure.transcript.splitlines())]
     # What is to be copied into a shell is never cut; it goes on after a backslash.

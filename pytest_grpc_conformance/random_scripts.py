@@ -32,8 +32,6 @@ EOS = frozenset({2})
 EXAMPLES = 25
 MOST_TOKENS = 40
 MOST_SEQUENCES = 3
-SHRINKING_SECONDS = 10.0
-"""How long a failure is made smaller. Each try costs a wait where the server does not answer at all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,26 +189,33 @@ def _clear(outcome: SequenceOutcome, tokens: tuple[Token, ...]) -> bool:
 # Checking.
 
 
-def check_any(check: Callable[[Play], None], *, seed: int | None, examples: int = EXAMPLES) -> None:
+class _Enough(BaseException):
+    """Ends Hypothesis at once: it lets pass what is no ``Exception``."""
+
+
+def check_any(check: Callable[[Play], None], *, seed: int | None, patience: float, examples: int = EXAMPLES) -> None:
     """Call ``check`` with plays drawn at random; the ``Violation`` of the smallest play that makes one is raised.
 
-    The play is in its evidence. The plays are the same each time, unless there is a ``seed`` for Hypothesis. A
-    violation counts also when it does not come again with the same play: then it is the server that is unsteady.
+    The play is in its evidence. After the first violation a smaller play is looked for during ``patience`` seconds, as
+    each try costs a wait where the server does not answer at all. The plays are the same each time, unless there is a
+    ``seed`` for Hypothesis. A violation counts also when it does not come again with the same play: then it is the
+    server that is unsteady.
     """
-    found: list[Violation] = []
+    found: list[tuple[int, Violation]] = []
     until = float("inf")
 
     def attempt(play: Play) -> None:
         nonlocal until
         if time.monotonic() > until:
-            return
+            raise _Enough
         try:
             check(play)
         except Violation as violation:
             if not found:
-                until = time.monotonic() + SHRINKING_SECONDS
-            violation.evidence = "\n".join(filter(None, (violation.evidence, str(play))))
-            found.append(violation)
+                until = time.monotonic() + patience
+            shown = str(play)
+            violation.evidence = "\n".join(filter(None, (violation.evidence, shown)))
+            found.append((len(shown), violation))
             raise
 
     configured = settings(
@@ -226,7 +231,7 @@ def check_any(check: Callable[[Play], None], *, seed: int | None, examples: int 
     )
     try:
         configured(given(plays())(attempt))()
-    except Exception:
+    except (Exception, _Enough):
         if found:
-            raise found[-1] from None
+            raise min(found, key=lambda sized: sized[0])[1] from None
         raise

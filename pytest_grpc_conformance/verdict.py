@@ -61,11 +61,11 @@ def judge(phases: Phases, *, deviation_declared: bool) -> Verdict:
     A set-up or tear-down that fails is never excused by a declared deviation, and a violation in it does not
     count as the target's failure of this case.
     """
-    if Outcome.NOT_APPLICABLE in (phases.setup, phases.call):
-        return Verdict.NOT_APPLICABLE if phases.teardown is not Outcome.ERROR else Verdict.BROKEN
-    if phases.setup is not Outcome.PASSED or phases.call in (None, Outcome.ERROR):
-        return Verdict.BROKEN
     if phases.teardown not in (None, Outcome.PASSED):
+        return Verdict.BROKEN
+    if Outcome.NOT_APPLICABLE in (phases.setup, phases.call):
+        return Verdict.NOT_APPLICABLE
+    if phases.setup is not Outcome.PASSED or phases.call in (None, Outcome.ERROR):
         return Verdict.BROKEN
     if phases.call is Outcome.VIOLATION:
         return Verdict.DEVIATES if deviation_declared else Verdict.FAILED

@@ -1,7 +1,7 @@
 """What the planted faults are made of: changed requests, changed messages, changed engines, changed refusals.
 
-A fault should serve both protocols where it can, so it is planted in the engine where that looks the same from
-outside (a parameter that a servicer loses is one that its engine does not get), else in the messages.
+A fault should serve both protocols where it can. So it is planted in the engine where that looks the same to
+a client (a parameter that a servicer loses is one that its engine does not get), else in the messages.
 """
 
 from __future__ import annotations

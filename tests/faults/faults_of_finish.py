@@ -26,6 +26,12 @@ from tests.faults.table import Fault
 
 STOP, LENGTH, CANCELLED = 1, 2, 3
 WORDS = {STOP: "stop", LENGTH: "length", CANCELLED: "cancelled"}
+MATCHES = {
+    "stop_text": "text",
+    "matched_stop_str": "text",
+    "stop_token_id": "token",
+    "matched_token_id": "token",
+}
 
 
 def _reason(message: Message) -> int:
@@ -51,15 +57,9 @@ def _clear_match(message: Message) -> None:
 def _matched(message: Message) -> tuple[str, Any]:
     """The kind of match (``text``, ``token``, ``eos``, or empty) and its value."""
     part = body(message)
-    names = {
-        "stop_text": "text",
-        "matched_stop_str": "text",
-        "stop_token_id": "token",
-        "matched_token_id": "token",
-    }
     holder = part.stop_match if hasattr(part, "stop_match") else part
     member = holder.WhichOneof("match" if hasattr(part, "stop_match") else "matched_stop")
-    return (names.get(member, "eos"), getattr(holder, member)) if member else ("", None)
+    return (MATCHES.get(member, "eos"), getattr(holder, member)) if member else ("", None)
 
 
 def _match_token(message: Message, token_id: int) -> None:

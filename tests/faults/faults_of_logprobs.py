@@ -153,7 +153,7 @@ complete_is_not_scored = Mutant(
 
 
 class _Asked:
-    """The settings for scores in a request message, the same way for both protocols; ``None``: not asked for."""
+    """The settings for scores in a request message of either protocol; ``None``: not asked for."""
 
     def __init__(self, request: Message) -> None:
         self._request = request
@@ -165,11 +165,9 @@ class _Asked:
             config = self._request.output_config
             return getattr(config, field) if config.HasField(field) else None
         response = self._request.response
-        return (
-            getattr(response, f"{which}_candidates").top_n
-            if getattr(response, f"return_{which}_logprobs")
-            else None
-        )
+        if not getattr(response, f"return_{which}_logprobs"):
+            return None
+        return int(getattr(response, f"{which}_candidates").top_n)
 
     def set(self, which: str, count: int | None) -> None:
         if not self._neutral:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from typing import Any
 
 from pytest_grpc_conformance.protocols.base import Message
@@ -11,7 +10,6 @@ from tests.faults.alterations import (
     asked,
     body,
     each,
-    engine_asked,
     has_tokens,
     index_of,
     is_end,
@@ -132,7 +130,6 @@ last_end_stands_for_all = Mutant(generate=streamed(_merged_ends))
 ends_are_named_by_arrival = Mutant(generate=streamed(_ends_by_arrival))
 sequence_without_tokens_never_ends = Mutant(generate=streamed(_endless_without_tokens))
 two_sequences_are_the_default = Mutant(generate=asked(_two_by_default))
-one_sequence_is_asked_for = Mutant(engine=engine_asked(lambda p, script: replace(p, num_sequences=1)))
 
 FAULTS = (
     Fault(
@@ -192,9 +189,5 @@ FAULTS = (
     Fault(
         "two_sequences_are_the_default",
         caught_by={"sequences/absent_number_means_one_sequence": "OE-N-001 SMG-SMP-004"},
-    ),
-    Fault(
-        "one_sequence_is_asked_for",
-        caught_by={"sequences/each_sequence_that_was_asked_for_comes": "OE-N-003 SMG-N-001"},
     ),
 )

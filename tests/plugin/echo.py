@@ -54,7 +54,7 @@ class EchoStub:
 '''
 """The module ``echo``."""
 
-FIXTURES = '''
+FIXTURES = """
 import pytest
 
 import echo
@@ -73,5 +73,5 @@ def grpc_servicer():
 @pytest.fixture(scope="module")
 def grpc_stub_cls():
     return echo.EchoStub
-'''
+"""
 """What a test module of pytest-grpc's users begins with."""

@@ -1,0 +1,1 @@
+"""What the README and the examples show must be so."""

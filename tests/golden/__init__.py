@@ -1,0 +1,1 @@
+"""The golden files, and what a run makes of them."""

@@ -1,0 +1,1 @@
+"""Plays at random, and how a violation that they find is reported."""
