@@ -257,7 +257,7 @@ def test_second_abort_stays_out_of_the_engine(grpc_target: Target) -> None:
 
 @requirement("OE-ERR-026", "SMG-ABT-006", needs=(SCRIPTED,))
 def test_abort_after_a_cancel_is_harmless(grpc_target: Target) -> None:
-    """The server SHOULD take an abort of a request whose client has just cancelled it, to no further effect."""
+    """The server SHOULD take an abort of a request that its client has cancelled, to no further effect."""
     gate, stream = _held(grpc_target, Request("gone"), 1)
     stream.cancel()
     asserts.reached(gate.settled(), "the engine lets go of the request")
@@ -295,7 +295,7 @@ def test_abort_that_the_engine_refuses_is_not_claimed(grpc_target: Target) -> No
 
 @requirement("OE-ABT-013", needs=(SCRIPTED,))
 def test_abort_that_crosses_the_end_is_consistent(grpc_target: Target) -> None:
-    """The server SHOULD answer ABORTED only if the stream shows it, also when its natural end is under way."""
+    """The server SHOULD answer ABORTED only if the stream shows it, also when it is about to end."""
     for number in range(RACES):
         request = Request(f"race {number}")
         gate, stream = _held(grpc_target, request, 5)

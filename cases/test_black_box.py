@@ -1,7 +1,7 @@
 """What holds for any server of the protocol, whatever it generates: these cases need nothing but its address.
 
-An engine in this process is told what to yield; any other one says what it likes. So nothing is expected of ids and text
-but that the messages agree with each other and with the request.
+An engine in this process is told what to yield; any other one says what it likes. So nothing is expected of ids and
+text but that the messages agree with each other and with the request.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pytest
 from pytest_grpc_conformance import asserts
 from pytest_grpc_conformance.engines.script import FinishReason, Token, scored, script, side_by_side, tokens
 from pytest_grpc_conformance.marker import SCRIPTED, requirement
-from pytest_grpc_conformance.protocols.base import AbortAnswer, Health, Request, Status
+from pytest_grpc_conformance.protocols.base import AbortAnswer, Health, Request, Status, Usage
 from pytest_grpc_conformance.protocols.collected import Collected
 from pytest_grpc_conformance.protocols.stream import GenerateStream
 from pytest_grpc_conformance.targets.base import NotApplicable, Target
@@ -64,14 +64,14 @@ def _again(target: Target, request: Request) -> Collected:
 @requirement("OE-GEN-011", "OE-GEN-012", "SMG-CMP-002", "SMG-CHK-005")
 @LENGTHS
 def test_stream_is_in_order(grpc_target: Target, count: int) -> None:
-    """The server MUST end each sequence with one terminal message, send nothing after the last, and end with OK."""
+    """The server MUST end each sequence with one terminal message, and then the stream with OK."""
     _play(grpc_target, _request(count))
 
 
 @requirement("OE-GEN-028", "OE-FIN-008", "SMG-CMP-004")
 @LENGTHS
 def test_max_tokens_bounds_the_output(grpc_target: Target, count: int) -> None:
-    """The server SHOULD generate at most max_tokens tokens, and say LENGTH or STOP as that limit is met or not."""
+    """The server SHOULD generate at most max_tokens tokens, and say STOP when it ends before."""
     sequence = _play(grpc_target, _request(count)).sequences[0]
     asserts.true(f"at most {count} tokens come", len(sequence.tokens) <= count, len(sequence.tokens))
     reasons = [finish.finish.reason if finish.finish else finish.reason for finish in sequence.finishes]
@@ -121,7 +121,7 @@ def test_usage_counts_every_sequence(grpc_target: Target) -> None:
     asserts.true(f"completion tokens are from {least} to {least + 2}", least <= counted <= least + 2, counted)
 
 
-def _usages(collected: Collected, per_sequence: bool) -> list[asserts.Usage]:
+def _usages(collected: Collected, per_sequence: bool) -> list[Usage]:
     finishes = [finish for sequence in collected.sequences.values() for finish in sequence.finishes]
     events = finishes if per_sequence else [collected.received[-1].event]
     return [event.usage for event in events if event.usage is not None]
@@ -135,7 +135,7 @@ def test_terminal_message_agrees_with_the_stream(grpc_target: Target) -> None:
         if finish.output is not None:
             asserts.token_ids(sequence.tokens, finish.output, "the terminal message")
     asserts.true("text comes with tokens only", bool(sequence.tokens) or not sequence.text, sequence.text)
-    asserts.true("token messages carry something", 0 < sequence.token_messages, sequence.token_messages)
+    asserts.true("token messages carry something", sequence.token_messages > 0, sequence.token_messages)
 
 
 # Scores.

@@ -38,9 +38,7 @@ def _whole(target: Target, client: Client, request: Request) -> None:
     """One request from start to end, on an engine that holds nothing back."""
     target.prepare(request.request_id, SIX, open=True)
     collected = asserts.ended(client.generate(request))
-    asserts.outcome(
-        collected, course(SIX, request.parameters(), target.engine.eos_token_ids), request, target.protocol
-    )
+    asserts.outcome(collected, course(SIX, request.parameters(), target.engine.eos_token_ids), request, target.protocol)
 
 
 @requirement("OE-GEN-035", "SMG-GEN-019", needs=(SCRIPTED,))
@@ -126,6 +124,7 @@ def test_cancel_of_many_leaves_other_streams_alone(grpc_target: Target) -> None:
         grpc_target.prepare(f"burst {number}", SIX)
     for gone in [grpc_target.generate(Request(f"burst {number}")) for number in range(BURST)]:
         gone.cancel()
+    _whole(grpc_target, grpc_target.client, Request("later"))
     stayed.release_all()
     expected = course(SIX, request.parameters(), grpc_target.engine.eos_token_ids)
     asserts.outcome(asserts.ended(stream, stayed), expected, request, grpc_target.protocol)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pytest_grpc_conformance.protocols.stream import GenerateStream
 
 SIX = script(one_by_one(tokens(6)))
-SOON = 0.3
+SOON = 0.4
 """Seconds: long enough for a request to reach the engine on a busy machine, short enough to wait for."""
 YEAR = 365 * 24 * 3600.0
 
@@ -47,17 +47,9 @@ def test_deadline_ends_a_call_by_its_status(grpc_target: Target) -> None:
     asserts.transport_ended(asserts.ended(stream, gate), "DEADLINE_EXCEEDED")
 
 
-@requirement("OE-GEN-035", "SMG-GEN-019", needs=(SCRIPTED,))
+@requirement("OE-GEN-035", "OE-ERR-026", "SMG-GEN-019", needs=(SCRIPTED,))
 def test_deadline_in_silence_stops_the_engine(grpc_target: Target) -> None:
-    """The server SHOULD stop the engine's work on a request when its deadline passes, also in silence."""
-    gate, stream = _held(grpc_target, Request("late"), SOON)
-    asserts.status(asserts.ended(stream, gate), "DEADLINE_EXCEEDED")
-    asserts.reached(gate.aborted(), "an abort reaches the engine, which is silent")
-
-
-@requirement("OE-ERR-026", "SMG-GEN-019", needs=(SCRIPTED,))
-def test_deadline_aborts_once(grpc_target: Target) -> None:
-    """The server SHOULD ask the engine only once to stop a request whose deadline has passed."""
+    """The server SHOULD stop the engine's work, once, when the deadline of a request passes in silence."""
     gate, stream = _held(grpc_target, Request("late"), SOON)
     asserts.status(asserts.ended(stream, gate), "DEADLINE_EXCEEDED")
     asserts.reached(gate.settled(), "the engine lets go of the request")
@@ -76,7 +68,7 @@ def test_deadline_frees_the_id(grpc_target: Target) -> None:
 
 
 @requirement("GRPC-DL-19", needs=(SCRIPTED,))
-@pytest.mark.parametrize("deadline", [60.0, 20 * 24 * 3600.0, YEAR], ids=["minute", "twenty-days", "year"])
+@pytest.mark.parametrize("deadline", [60.0, 30 * 24 * 3600.0, YEAR], ids=["minute", "thirty-days", "year"])
 def test_far_deadline_does_not_end_a_call(grpc_target: Target, deadline: float) -> None:
     """The server MUST NOT end a call before its deadline, however far off that is."""
     request = Request("in time")

@@ -57,9 +57,7 @@ def _words(collected: Collected) -> str:
 
 @requirement("OE-GEN-011", "SMG-CMP-002", needs=(SCRIPTED,))
 @pytest.mark.parametrize(("asked", "told"), ZERO, ids=["window-full", "end-of-sequence", "stop-token"])
-def test_generation_without_tokens_has_one_terminal_message(
-    grpc_target: Target, asked: Request, told: Script
-) -> None:
+def test_generation_without_tokens_has_one_terminal_message(grpc_target: Target, asked: Request, told: Script) -> None:
     """The server MUST end a generation of no tokens with its one terminal message, not with nothing."""
     collected = asserts.ended(grpc_target.play(told, asked))
     expected = course(told, asked.parameters(), grpc_target.engine.eos_token_ids)
@@ -184,7 +182,7 @@ def test_engines_text_does_not_change_the_form(grpc_target: Target, text: str) -
 @requirement("OE-ERR-019", "SMG-ERR-002", needs=(SCRIPTED,))
 @TEXTS
 def test_refusals_text_does_not_change_its_code(grpc_target: Target, text: str) -> None:
-    """The server SHOULD refuse with INVALID_ARGUMENT what the engine refuses as invalid, whatever its text."""
+    """The server SHOULD refuse as INVALID_ARGUMENT what the engine refuses as invalid, in any words."""
     refusing = script(refusal=Refusal("invalid", text))
     asserts.refused(asserts.ended(grpc_target.play(refusing, Request("refused"))), "INVALID_ARGUMENT")
 

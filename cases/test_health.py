@@ -1,6 +1,8 @@
-"""Health: what the light check says follows the engine's state, costs the engine nothing, and never has to wait for it."""
+"""Health: the light check follows the engine's state, costs the engine nothing, and never has to wait for it."""
 
 from __future__ import annotations
+
+import functools
 
 import pytest
 
@@ -47,7 +49,7 @@ def test_dead_engine_shows_in_the_answer(grpc_target: Target) -> None:
 
 @requirement("OE-HLT-007", "SMG-HLT-001", needs=(SCRIPTED,))
 def test_health_follows_the_engine_both_ways(grpc_target: Target) -> None:
-    """The server MUST say what holds now: its answer changes when the engine recovers, and again when it fails."""
+    """The server MUST say what holds now, when the engine recovers as well as when it fails."""
     for healthy in (True, False, True, False, True):
         grpc_target.engine.healthy = healthy
         _serving(grpc_target, healthy)
@@ -94,6 +96,6 @@ def test_cancelled_and_aborted_requests_leave_health_alone(grpc_target: Target) 
         if leave == "cancel":
             stream.cancel()
         else:
-            asserts.done("an abort", lambda at=number: grpc_target.client.abort(f"gone {at}"))
+            asserts.done("an abort", functools.partial(grpc_target.client.abort, f"gone {number}"))
         asserts.reached(gate.settled(), "the engine lets go of the request")
         _serving(grpc_target, True)

@@ -6,6 +6,7 @@ What ``stop`` owes is judged by what grpc.aio does (the GRPC-LIFE rows); new wor
 from __future__ import annotations
 
 import concurrent.futures
+import functools
 from typing import TYPE_CHECKING
 
 import pytest
@@ -55,7 +56,7 @@ def _beside(target: InprocessTarget, client: Client) -> None:
 def _stopping(target: InprocessTarget, client: Client, grace: float | None) -> Stop:
     """A stop that has begun, which the client knows from the answer to a call that it made after that.
 
-    A call that is under way when the client is told to go elsewhere is not judged (grpcio cancels some); the next one is.
+    How a call fails that crosses the message to go elsewhere is not judged (grpcio cancels some); the next one is.
     """
     stopping = target.begin_stop(grace)
     for _ in range(CROSSINGS):
@@ -204,7 +205,7 @@ def test_shorter_grace_wins(grpc_target: InprocessTarget) -> None:
     first = _stopping(grpc_target, grpc_target.client, LONG)
     second = grpc_target.begin_stop(None)
     for what, stopping in (("stop without a grace", second), ("the stop with a long grace", first)):
-        asserts.done(f"the return of {what}", lambda s=stopping: s.result(grpc_target.timeout / 5))
+        asserts.done(f"the return of {what}", functools.partial(stopping.result, grpc_target.timeout / 5))
     asserts.transport_ended(asserts.ended(stream, gate), "UNAVAILABLE")
 
 

@@ -157,7 +157,7 @@ def test_second_request_is_refused(grpc_target: Target) -> None:
 
 @requirement("OE-GEN-037", needs=(SCRIPTED,))
 def test_second_request_does_not_reach_the_engine(grpc_target: Target) -> None:
-    """The server SHOULD refuse a request whose id is active with ALREADY_EXISTS, before the engine sees it."""
+    """The server SHOULD refuse an id that is active as ALREADY_EXISTS, before the engine sees it."""
     gate = grpc_target.prepare("twin", FOUR)
     grpc_target.generate(Request("twin"))
     asserts.reached(gate.submitted(), "the engine has the first request")

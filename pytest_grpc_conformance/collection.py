@@ -118,4 +118,4 @@ def _case_id(item: pytest.Item, callspec_id: str, choice: TargetChoice) -> str:
 
 def _summary(item: pytest.Item) -> str:
     documentation = getattr(getattr(item, "obj", None), "__doc__", None) or ""
-    return documentation.strip().partition("\n\n")[0].replace("\n", " ").strip()
+    return " ".join(documentation.strip().partition("\n\n")[0].split())

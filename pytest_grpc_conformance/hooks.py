@@ -45,7 +45,7 @@ def configure(config: pytest.Config) -> None:
         "markers", "requirement(*ids, needs=()): the requirement rows that a conformance case checks"
     )
     config.addinivalue_line(
-        "markers", "destructive: harms a live server; does not run against a server that somebody else runs"
+        "markers", "destructive: can harm a live server; runs against servers in this process only"
     )
     others = {getattr(plugin, "__name__", "") for plugin in config.pluginmanager.get_plugins()}
     if PYTEST_GRPC not in others:

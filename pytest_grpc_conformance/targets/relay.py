@@ -14,7 +14,7 @@ class Relay:
     def __init__(self, host: str, port: int) -> None:
         self._upstream = (host, port)
         self._writers: set[asyncio.StreamWriter] = set()
-        self._pumps: set[asyncio.Task[None]] = set()
+        self._pumps: set[asyncio.Future[list[None]]] = set()
         self.port = 0
 
     async def start(self) -> Relay:
@@ -35,8 +35,8 @@ class Relay:
         """Cut, stop listening, and wait for the pumps."""
         self._server.close()
         await self.cut()
-        for pump in self._pumps:
-            pump.cancel()
+        for pumps in self._pumps:
+            pumps.cancel()
         await asyncio.gather(*self._pumps, return_exceptions=True)
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -45,11 +45,12 @@ class Relay:
         except OSError:
             writer.transport.abort()
             return
-        self._writers |= {writer, far_writer}
-        for source, sink in ((reader, far_writer), (far_reader, writer)):
-            pump = asyncio.ensure_future(_pump(source, sink))
-            self._pumps.add(pump)
-            pump.add_done_callback(self._pumps.discard)
+        both = {writer, far_writer}
+        pumps = asyncio.gather(_pump(reader, far_writer), _pump(far_reader, writer))
+        self._writers |= both
+        self._pumps.add(pumps)
+        pumps.add_done_callback(self._pumps.discard)
+        pumps.add_done_callback(lambda _: self._writers.difference_update(both))
 
 
 async def _pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:

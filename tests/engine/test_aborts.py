@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 
 import pytest
 from servicing import Received, serve, submit, take
 
+from pytest_grpc_conformance.engines import producer
 from pytest_grpc_conformance.engines.base import AbortRefused
 from pytest_grpc_conformance.engines.gated import EngineMisuse, GatedEngine
+from pytest_grpc_conformance.engines.result_queue import deliver
 from pytest_grpc_conformance.engines.script import (
     AbortConduct,
     Ending,
@@ -244,3 +247,55 @@ def test_an_aborted_id_may_be_used_again(engine, thread_loop):
         assert engine.in_flight() == ()
     engine.prepare("r1", four(AbortConduct.FINISH), open=True)
     assert thread_loop.run(serve(engine)).finishes[-1] == LENGTH
+
+
+@pytest.fixture
+def held_worker(engine, thread_loop, monkeypatch) -> Iterator[threading.Event]:
+    """The worker thread waits amid a delivery until the event is set, so everything comes before it looks again."""
+    go_on, held = threading.Event(), threading.Event()
+
+    def hold(batch: object) -> None:
+        monkeypatch.setattr(producer, "deliver", deliver)
+        held.set()
+        go_on.wait(10)
+        deliver(batch)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(producer, "deliver", hold)
+    engine.prepare("r0", four(AbortConduct.FINISH), open=True)
+    thread_loop.run(submit(engine, "r0"))
+    assert held.wait(10)
+    yield go_on
+    go_on.set()
+
+
+def test_what_is_released_before_an_abort_is_produced_though_the_engine_was_busy(engine, thread_loop, held_worker):
+    gate = engine.prepare("r1", four(AbortConduct.FINISH))
+    generation = thread_loop.run(submit(engine))
+    gate.release()
+    thread_loop.call(generation.abort)
+    gate.release()
+    held_worker.set()
+    assert [len(ids) for ids in thread_loop.run(take(generation)).tokens] == [1, 1]
+
+
+def test_the_first_that_ends_a_request_decides_how_it_ends(engine, thread_loop, held_worker):
+    gate = engine.prepare("r1", four(AbortConduct.SLOW))
+    generation = thread_loop.run(submit(engine))
+    thread_loop.call(generation.abort)
+    gate.release_abort()
+    gate.release()
+    gate.release_abort()
+    thread_loop.call(generation.abort)
+    engine.kill()
+    held_worker.set()
+    received = thread_loop.run(take(generation))
+    assert (received.finishes, received.tokens, received.error) == ([CANCELLED], [()], None)
+
+
+def test_an_abort_comes_too_late_once_everything_is_released(engine, thread_loop, held_worker):
+    gate = engine.prepare("r1", four(AbortConduct.REFUSE), open=True)
+    generation = thread_loop.run(submit(engine))
+    thread_loop.call(generation.abort)
+    assert gate.produced == 0
+    held_worker.set()
+    assert thread_loop.run(take(generation)).finishes[-1] == LENGTH

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 from servicing import serve, submit, take
 
+from pytest_grpc_conformance.engines.base import InvalidRequest
 from pytest_grpc_conformance.engines.gated import DeadlineMissed, EngineMisuse, GatedEngine, GatePosition
 from pytest_grpc_conformance.engines.script import (
     Advance,
@@ -174,6 +175,46 @@ def test_milestones_follow_a_request(engine, thread_loop):
     assert reached() == ["submitted", "delivered_1", "drained", "settled"]
     thread_loop.call(generation.abort)
     assert reached() == ["submitted", "delivered_1", "drained", "settled", "aborted"]
+
+
+NOTICED = {
+    "submitted": (lambda gate, _: gate.submitted(), "submit"),
+    "submitted-to-the-engine": (lambda _, engine: engine.submitted(), "submit"),
+    "delivered": (lambda gate, _: gate.delivered(1), "take"),
+    "drained": (lambda gate, _: gate.drained(), "take"),
+    "delivered-the-end": (lambda gate, _: gate.delivered(2), "take the end"),
+    "aborted": (lambda gate, _: gate.aborted(), "abort"),
+    "settled": (lambda gate, _: gate.settled(), "abort"),
+    "idle": (lambda _, engine: engine.idle(), "abort"),
+    "refused": (lambda gate, _: gate.settled(), "refuse"),
+}
+
+
+@pytest.mark.parametrize(("milestone", "event"), NOTICED.values(), ids=NOTICED.keys())
+def test_who_waits_is_woken_by_the_event_itself(engine, thread_loop, milestone, event):
+    refusal = Refusal() if event == "refuse" else None
+    gate = engine.prepare("r1", script(one_by_one(tokens(1)), ending=Ending.NOTHING, refusal=refusal))
+    if event in ("take", "take the end", "abort"):
+        generation = thread_loop.run(submit(engine))
+        gate.release(2 if event == "take the end" else 1)
+        if event == "take the end":
+            thread_loop.run(take(generation, 1))
+    waited_for = milestone(gate, engine)
+    waiting = threading.Thread(target=lambda: waited_for.wait(timeout=3600), daemon=True)
+    waiting.start()
+    while not engine._board.waiting:
+        thread_loop.call(lambda: None)
+    if event == "submit":
+        thread_loop.run(submit(engine))
+    elif event == "refuse":
+        with pytest.raises(InvalidRequest):
+            thread_loop.run(submit(engine))
+    elif event == "abort":
+        thread_loop.call(generation.abort)
+    else:
+        thread_loop.run(take(generation, 1))
+    waiting.join(10)
+    assert not waiting.is_alive()
 
 
 @pytest.mark.asyncio

@@ -278,7 +278,7 @@ def test_requests_in_flight_are_those_that_are_not_settled(engine, thread_loop):
 def test_only_max_running_requests_are_worked_on(thread_loop):
     with GatedEngine(max_running=2) as engine:
         names = ("r1", "r2", "r3", "r4")
-        gates = {name: engine.prepare(name, words("a"), open=name == "r3") for name in names}
+        gates = {name: engine.prepare(name, words("a")) for name in names}
         generations = {name: thread_loop.run(submit(engine, name)) for name in names}
         assert (engine.in_flight(), engine.queued()) == (("r1", "r2"), ("r3", "r4"))
         gates["r4"].release_all()
@@ -286,8 +286,10 @@ def test_only_max_running_requests_are_worked_on(thread_loop):
         assert gates["r4"].produced == 0
         assert not engine.idle().reached
         gates["r2"].release_all()
-        gates["r3"].settled().wait()  # admitted first, and open
-        gates["r4"].settled().wait()
+        gates["r2"].settled().wait()
+        assert (engine.in_flight(), engine.queued()) == (("r1", "r3"), ("r4",))
+        gates["r3"].release_all()
+        gates["r4"].settled().wait()  # admitted, and released before
         assert (engine.in_flight(), engine.queued()) == (("r1",), ())
         gates["r1"].release_all()
         engine.idle().wait()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -147,6 +148,14 @@ def test_what_was_reached_counts_though_it_has_passed(counter, manual_loop, thre
     manual_loop.run_until_complete(task)
 
 
+def test_a_deadline_that_was_met_leaves_no_timer(counter, manual_loop):
+    task = manual_loop.create_task(attend(counter.at_least(1)))
+    manual_loop.turn()
+    counter.change(1)
+    manual_loop.run_until_complete(task)
+    assert all(timer.cancelled() for timer in manual_loop._scheduled)
+
+
 @pytest.mark.parametrize(
     "wait",
     [
@@ -239,7 +248,9 @@ def test_after_the_end_of_the_engine_nobody_begins_to_wait(counter, manual_loop)
     counter.board.close()
     counter.at_least(1).wait()
     manual_loop.run_until_complete(attend(counter.at_least(1)))
+    begin = time.monotonic()
     with pytest.raises(EngineDown):
-        counter.at_least(2).wait()
+        counter.at_least(2, timeout=20).wait()
     with pytest.raises(EngineDown):
-        manual_loop.run_until_complete(attend(counter.at_least(2)))
+        manual_loop.run_until_complete(attend(counter.at_least(2, timeout=20)))
+    assert time.monotonic() - begin < 20, "the deadline was waited for"
