@@ -43,8 +43,13 @@ def _start(target: Target, request: Request) -> GenerateStream:
     return target.generate(request)
 
 
-def _play(target: Target, request: Request) -> Collected:
-    return asserts.succeeded(_start(target, request), request)
+def _play(target: Target, request: Request, *, optional: str = "") -> Collected:
+    """The whole stream of a request. A server that says that it lacks what is ``optional`` is not judged."""
+    collected = asserts.ended(_start(target, request))
+    if optional and collected.status.code == "UNIMPLEMENTED" and not collected.received:
+        raise NotApplicable("unimplemented", f"the server does not offer {optional}")
+    asserts.ordered(collected, request, target.protocol)
+    return collected
 
 
 def _again(target: Target, request: Request) -> Collected:
@@ -102,17 +107,17 @@ def test_usage_is_what_was_delivered(grpc_target: Target, count: int) -> None:
 def test_sequences_have_their_indexes(grpc_target: Target, sequences: int) -> None:
     """The server MUST number the sequences of a request from 0, and finish each of them once."""
     request = _request(17, num_sequences=sequences, temperature=1.0)
-    collected = _play(grpc_target, request)
+    collected = _play(grpc_target, request, optional="several sequences")
     asserts.equal("the set of sequence indexes", set(range(sequences)), set(collected.sequences))
     for index, sequence in collected.sequences.items():
-        asserts.true(f"sequence {index} has tokens, at most 17", 0 < len(sequence.tokens) <= 17, len(sequence.tokens))
+        asserts.true(f"sequence {index} has at most 17 tokens", len(sequence.tokens) <= 17, len(sequence.tokens))
 
 
 @requirement("OE-N-007", "SMG-N-004")
 def test_usage_counts_every_sequence(grpc_target: Target) -> None:
     """The server MUST count the tokens of all sequences of a request, and its prompt once."""
     request = _request(17, num_sequences=2, temperature=1.0)
-    collected = _play(grpc_target, request)
+    collected = _play(grpc_target, request, optional="several sequences")
     per_sequence = grpc_target.protocol.traits.usage_per_sequence
     sequences = [collected.sequences[index] for index in (0, 1)]
     counted = sum(u.completion for u in _usages(collected, per_sequence))
@@ -127,27 +132,25 @@ def _usages(collected: Collected, per_sequence: bool) -> list[Usage]:
     return [event.usage for event in events if event.usage is not None]
 
 
-@requirement("OE-TOK-002", "SMG-CHK-003")
-def test_terminal_message_agrees_with_the_stream(grpc_target: Target) -> None:
-    """The server MUST send each part of the output once; a terminal message that repeats it is the same."""
-    sequence = _play(grpc_target, _request(257)).sequences[0]
+@requirement("SMG-CHK-003", "SMG-CMP-001")
+@pytest.mark.parametrize("count", [17, 257], ids=lambda count: f"tokens={count}")
+def test_terminal_message_repeats_the_stream(grpc_target: Target, count: int) -> None:
+    """The server MUST put into the terminal message of a sequence all the tokens that it has streamed."""
+    sequence = _play(grpc_target, _request(count)).sequences[0]
     for finish in sequence.finishes:
-        if finish.output is not None:
-            asserts.token_ids(sequence.tokens, finish.output, "the terminal message")
-    asserts.true("text comes with tokens only", bool(sequence.tokens) or not sequence.text, sequence.text)
-    asserts.true("token messages carry something", sequence.token_messages > 0, sequence.token_messages)
+        asserts.token_ids(sequence.tokens, finish.output or (), "the terminal message")
 
 
 # Scores.
 
 
 @requirement("OE-LP-001", "OE-LP-019", "SMG-CHK-009")
-@pytest.mark.parametrize("best", [0, 3], ids=lambda best: f"candidates={best}")
+@pytest.mark.parametrize("best", [1, 3], ids=lambda best: f"candidates={best}")
 def test_scores_are_log_probabilities(grpc_target: Target, best: int) -> None:
     """The server MUST give each token a finite log probability, not above 0, when it is asked for scores."""
-    sequence = _play(grpc_target, _request(17, logprobs=best)).sequences[0]
+    sequence = _play(grpc_target, _request(17, logprobs=best), optional="scores").sequences[0]
     values = [token.logprob for token in sequence.tokens]
-    asserts.true("every token has a score", None not in values and bool(values), values)
+    asserts.true("every token has a score", None not in values, values)
     values += [candidate.logprob for token in sequence.tokens for candidate in token.candidates]
     wrong = [value for value in values if value is not None and not (math.isfinite(value) and value <= DAMAGE)]
     asserts.equal("scores that are no log probabilities", [], wrong)
@@ -171,7 +174,7 @@ def test_streams_at_once_are_each_whole(grpc_target: Target) -> None:
     for request, stream in zip(requests, streams, strict=True):
         collected = asserts.succeeded(stream, request)
         count = len(collected.sequences[0].tokens)
-        asserts.true(f"at most {request.max_tokens} tokens come", 0 < count <= (request.max_tokens or 0), count)
+        asserts.true(f"at most {request.max_tokens} tokens come", count <= (request.max_tokens or 0), count)
 
 
 @requirement("OE-GEN-027", "SMG-GEN-010")
@@ -187,7 +190,7 @@ def test_id_can_be_used_again_after_a_cancel(grpc_target: Target) -> None:
     """The server SHOULD serve a request under the id of one that was cancelled in mid-stream, in the end."""
     request = _request(MANY)
     stream = _start(grpc_target, request)
-    asserts.next_tokens(stream)
+    asserts.next_event(stream)
     stream.cancel()
     _again(grpc_target, request.but(max_tokens=17))
 

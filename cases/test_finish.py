@@ -152,9 +152,7 @@ def test_full_window_ends_with_length(grpc_target: Target) -> None:
 
 
 @requirement("OE-FIN-007", "SMG-CMP-003", needs=(SCRIPTED,))
-@pytest.mark.parametrize(
-    "finish", [LENGTH, Finish(FinishReason.STOP, EndOfSequence(2))], ids=["length", "eos"]
-)
+@pytest.mark.parametrize("finish", [LENGTH, Finish(FinishReason.STOP, EndOfSequence(2))], ids=["length", "eos"])
 @pytest.mark.parametrize("count", [2, 0], ids=["empty-step", "no-tokens"])
 def test_reason_is_known_after_an_empty_step(grpc_target: Target, count: int, finish: Finish) -> None:
     """The server SHOULD send a known reason also when the last engine step brought no token."""
@@ -173,9 +171,7 @@ def test_answer_without_tokens_has_an_end(grpc_target: Target, told: tuple[Token
 @requirement("OE-FIN-009", "SMG-CMP-005", "SMG-CMP-006", needs=(SCRIPTED,))
 @pytest.mark.parametrize("stop", [StopText("!"), StopToken(102)], ids=["text", "token"])
 @pytest.mark.parametrize("include", [True, False], ids=["included", "excluded"])
-def test_stop_on_the_last_allowed_token_wins(
-    grpc_target: Target, include: bool, stop: StopText | StopToken
-) -> None:
+def test_stop_on_the_last_allowed_token_wins(grpc_target: Target, include: bool, stop: StopText | StopToken) -> None:
     """The server SHOULD report the stop when it falls on the last token that the limit allows."""
     request = Request("wins", max_tokens=3, stops=(stop,), include_stop=include)
     _ends_as_told(grpc_target, script(one_by_one(TOLD)), request)

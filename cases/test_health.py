@@ -71,8 +71,8 @@ def test_health_is_answered_while_the_engine_is_silent(grpc_target: Target, told
 @requirement("OE-HLT-001", "SMG-HLT-005", needs=(SCRIPTED,))
 def test_light_check_makes_no_engine_request(grpc_target: Target) -> None:
     """The server MUST NOT hand the engine a request for a light health check."""
-    grpc_target.prepare(None, THREE, open=True)
     for _ in range(3):
+        grpc_target.prepare(None, THREE, open=True)
         _serving(grpc_target, True)
     asserts.equal("submissions at the engine", 0, len(grpc_target.engine.submissions))
 

@@ -106,15 +106,11 @@ def test_tokens_of_one_step_have_candidates_of_their_own(grpc_target: Target) ->
 
 
 @requirement("OE-LP-004", "SMG-CMP-009", needs=(SCRIPTED,))
-@pytest.mark.parametrize(
-    "sizes", [(1, 1, 1, 1, 1), (2, 2, 1), (1, 1, 3)], ids=["ones", "twos", "three-at-last"]
-)
+@pytest.mark.parametrize("sizes", [(1, 1, 1, 1, 1), (2, 2, 1), (1, 1, 3)], ids=["ones", "twos", "three-at-last"])
 def test_held_tokens_keep_their_scores(grpc_target: Target, sizes: tuple[int, ...]) -> None:
     """The server MUST keep scores with their tokens when tokens are held back and released later."""
     told = script(in_steps(scored(pieces("x", "A", "B", "C", "y")), sizes))
-    _scored_as_told(
-        grpc_target, told, Request("held", logprobs=2, stops=(StopText("ABD"),), include_stop=False)
-    )
+    _scored_as_told(grpc_target, told, Request("held", logprobs=2, stops=(StopText("ABD"),), include_stop=False))
 
 
 @requirement("OE-LP-001", "SMG-LP-001", needs=(SCRIPTED,))
@@ -319,9 +315,9 @@ def test_prompt_comes_once(grpc_target: Target, count: int) -> None:
     asserts.equal("the number of prompt messages", 1, len(collected.prompts))
 
 
-@requirement("SMG-LP-006", needs=(SCRIPTED,))
+@requirement("SMG-LP-006", "SMG-LP-008", needs=(SCRIPTED,))
 def test_prompt_of_several_sequences_is_listed_whole(grpc_target: Target) -> None:
-    """The server SHOULD send one score entry per prompt token, also with several sequences."""
+    """The server MUST send one score entry per prompt token in final messages only."""
     request = Request("several", PROMPT_IDS, prompt_logprobs=1, num_sequences=3, temperature=1.0)
     told = script(side_by_side(tokens(3), tokens(1), tokens(2)), prompt=PROMPT)
     collected = asserts.succeeded(grpc_target.play(told, request), request)
@@ -344,9 +340,7 @@ def test_prompt_comes_before_the_first_token(grpc_target: Target) -> None:
     [(3, None), (None, 1), (3, 1), (0, 5)],
     ids=["prompt-only", "output-only", "3-and-1", "0-and-5"],
 )
-def test_prompt_and_output_scores_are_independent(
-    grpc_target: Target, prompt: int | None, output: int | None
-) -> None:
+def test_prompt_and_output_scores_are_independent(grpc_target: Target, prompt: int | None, output: int | None) -> None:
     """The server MUST keep the settings of prompt scores and output scores apart."""
     request = Request("apart", PROMPT_IDS, logprobs=output, prompt_logprobs=prompt)
     collected = _scored_as_told(grpc_target, script(one_by_one(TOLD), prompt=PROMPT), request)

@@ -72,9 +72,7 @@ def _served(target: Target, request_id: str) -> None:
 @requirement("OE-GEN-021", "OE-ERR-001", "SMG-GEN-006", "SMG-ERR-002")
 def test_request_without_input_is_refused(grpc_target: Target) -> None:
     """The server MUST refuse a request without a prompt as invalid, before any message."""
-    collected = _answer(
-        grpc_target, Request("no-input"), lambda message: message.ClearField(_input_of(message))
-    )
+    collected = _answer(grpc_target, Request("no-input"), lambda message: message.ClearField(_input_of(message)))
     asserts.refused(collected, "INVALID_ARGUMENT")
 
 
@@ -159,9 +157,7 @@ def test_too_many_candidates_are_refused(grpc_target: Target, kind: str) -> None
 @requirement("SMG-SMP-016", "SMG-ERR-002")
 def test_embedding_bias_of_another_length_is_refused(grpc_target: Target) -> None:
     """The server SHOULD refuse an embedding bias whose length is not the vocabulary's as invalid."""
-    collected = _answer(
-        grpc_target, Request("bias"), lambda message: message.embedding_bias.extend([0.5, 0.5, 0.5])
-    )
+    collected = _answer(grpc_target, Request("bias"), lambda message: message.embedding_bias.extend([0.5, 0.5, 0.5]))
     asserts.refused(collected, "INVALID_ARGUMENT")
 
 

@@ -142,11 +142,8 @@ def test_early_end_of_one_sequence_leaves_the_others(grpc_target: Target, first:
     """The server MUST go on with the other sequences when one of them has ended."""
     others = [index for index in range(3) if index != first]
     end = Step((Advance(first, tokens(1, start=10), LENGTH),))
-    rest = [
-        Step((Advance(index, (Token(1000 + 100 * index + at, b"x"),)),))
-        for at in range(3)
-        for index in others
-    ]
+    told = {index: tokens(3, start=1000 + 100 * index) for index in others}
+    rest = [Step(tuple(Advance(index, told[index][at : at + 1]) for index in others)) for at in range(3)]
     gate = grpc_target.prepare("early", script(end, rest))
     request = _several("early", 3)
     stream = grpc_target.generate(request)

@@ -33,9 +33,7 @@ AB = (StopText("AB"),)
 Stop = StopText | StopToken
 
 
-def _answer(
-    target: Target, told: Script, *stops: Stop, include: bool | None = False, **fields: Any
-) -> Collected:
+def _answer(target: Target, told: Script, *stops: Stop, include: bool | None = False, **fields: Any) -> Collected:
     """The whole answer to a request with these stops."""
     request = Request("stop", stops=stops, include_stop=include, **fields)
     return asserts.succeeded(target.play(told, request), request)
@@ -102,9 +100,7 @@ def test_included_stop_token_is_shown(grpc_target: Target, sizes: tuple[int, ...
     ],
     ids=["one-token", "two-tokens", "three-tokens", "one-step"],
 )
-def test_excluded_stop_text_is_not_shown(
-    grpc_target: Target, texts: tuple[str, ...], sizes: tuple[int, ...]
-) -> None:
+def test_excluded_stop_text_is_not_shown(grpc_target: Target, texts: tuple[str, ...], sizes: tuple[int, ...]) -> None:
     """The server MUST show no part of the matched stop text when it is to be excluded."""
     told = pieces(*texts)
     _shows(grpc_target, _answer(grpc_target, script(in_steps(told, sizes)), StopText("ABC")), told[0])
@@ -180,9 +176,7 @@ def test_stop_text_is_found_in_any_token_split(grpc_target: Target, texts: tuple
     [("AAB", "AB", "A"), ("ABAC", "ABAD", "ABAC"), ("ABABAC", "ABAC", "AB"), ("AAAAB", "AAB", "AA")],
     ids=["restart", "failed-restart", "restart-inside", "long-run"],
 )
-def test_match_that_begins_inside_a_failed_one_counts(
-    grpc_target: Target, output: str, stop: str, shown: str
-) -> None:
+def test_match_that_begins_inside_a_failed_one_counts(grpc_target: Target, output: str, stop: str, shown: str) -> None:
     """The server MUST see a stop text that begins inside an attempt that failed."""
     told = pieces(*output)
     collected = _answer(grpc_target, script(one_by_one(told)), StopText(stop))
@@ -248,9 +242,7 @@ def test_beginning_of_a_stop_is_not_shown(grpc_target: Target, texts: tuple[str,
 
 
 @requirement("OE-STOP-006", "SMG-CHK-003", needs=(SCRIPTED,))
-@pytest.mark.parametrize(
-    "texts", [("A", "C"), ("A", "B", "D"), ("xA", "A", "y")], ids=["one", "two", "twice"]
-)
+@pytest.mark.parametrize("texts", [("A", "C"), ("A", "B", "D"), ("xA", "A", "y")], ids=["one", "two", "twice"])
 def test_held_text_comes_when_the_match_fails(grpc_target: Target, texts: tuple[str, ...]) -> None:
     """The server MUST send held text unchanged as soon as it cannot be a stop any more."""
     told = pieces(*texts, "end")
@@ -323,12 +315,8 @@ def test_unrelated_text_is_not_delayed(grpc_target: Target, stop: Stop) -> None:
 
 
 @requirement("OE-GEN-029", "SMG-SMP-008", needs=(SCRIPTED,))
-@pytest.mark.parametrize(
-    "stop", [StopText("!"), StopToken(300), EndOfSequence(2)], ids=["text", "token", "eos"]
-)
-def test_minimum_of_tokens_delays_every_stop(
-    grpc_target: Target, stop: StopText | StopToken | EndOfSequence
-) -> None:
+@pytest.mark.parametrize("stop", [StopText("!"), StopToken(300), EndOfSequence(2)], ids=["text", "token", "eos"])
+def test_minimum_of_tokens_delays_every_stop(grpc_target: Target, stop: StopText | StopToken | EndOfSequence) -> None:
     """The server SHOULD not stop before the minimum of tokens exists, whatever the cause."""
     ending = EOS if isinstance(stop, EndOfSequence) else Token(300, b"!")
     told = (*tokens(1), ending, *tokens(2, start=110), ending, *tokens(1, start=120))

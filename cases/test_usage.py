@@ -114,9 +114,7 @@ def test_tokens_of_the_last_step_count(grpc_target: Target) -> None:
 @pytest.mark.parametrize("lengths", [(1, 2, 4), (4, 2, 1), (2, 2)], ids=["rising", "falling", "equal"])
 def test_tokens_of_all_sequences_count(grpc_target: Target, lengths: tuple[int, ...]) -> None:
     """The server MUST count the tokens of all sequences, and the prompt once."""
-    told = script(
-        side_by_side(*(tokens(length, start=100 * length + at) for at, length in enumerate(lengths)))
-    )
+    told = script(side_by_side(*(tokens(length, start=100 * length + at) for at, length in enumerate(lengths))))
     request = Request("all", PROMPT, num_sequences=len(lengths), temperature=1.0)
     _counted_as_told(grpc_target, told, request)
 
@@ -135,9 +133,7 @@ def test_completion_count_is_the_length_of_the_output(
 ) -> None:
     """The server SHOULD count as many completion tokens as its final message holds, also beside a stop."""
     request = Request("visible", stops=(stop,), include_stop=include)
-    collected = asserts.succeeded(
-        grpc_target.play(script(one_by_one(pieces("x", "A", "B", "y"))), request), request
-    )
+    collected = asserts.succeeded(grpc_target.play(script(one_by_one(pieces("x", "A", "B", "y"))), request), request)
     finish = collected.sequences[0].finishes[0]
     asserts.equal("the completion tokens", len(finish.output or ()), _final_usage(collected).completion)
 
@@ -182,6 +178,17 @@ def test_running_counts_are_per_sequence(grpc_target: Target) -> None:
             running[item.event.index] += len(item.event.tokens)
             observed = item.event.usage and (item.event.usage.prompt, item.event.usage.completion)
             asserts.equal("prompt and completion tokens", (7, running[item.event.index]), observed)
+
+
+@requirement("SMG-CMP-014")
+def test_speculation_counts_are_consistent(grpc_target: Target) -> None:
+    """The server SHOULD not count more accepted draft tokens than draft tokens."""
+    request = Request("drafts", PROMPT, max_tokens=3)
+    if SCRIPTED in grpc_target.capabilities:
+        grpc_target.prepare("drafts", script(one_by_one(tokens(3))), open=True)
+    complete: Any = asserts.succeeded(grpc_target.generate(request), request).received[-1].message.complete
+    accepted, drafted = complete.spec_accepted_tokens, complete.spec_draft_tokens
+    asserts.true("accepted draft tokens are draft tokens", accepted <= drafted, f"{accepted} of {drafted}")
 
 
 # Cached tokens.

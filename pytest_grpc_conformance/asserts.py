@@ -93,9 +93,7 @@ def next_tokens(stream: GenerateStream, *gates: Gate) -> TokensEvent:
     while True:
         event = next_event(stream, *gates)
         if not isinstance(event, TokensEvent):
-            violation(
-                "a token message was due", "a token message", describe(event), evidence=_stand(stream, gates)
-            )
+            violation("a token message was due", "a token message", describe(event), evidence=_stand(stream, gates))
         if event.tokens or event.text:
             return event
 
@@ -136,9 +134,7 @@ def ended(stream: GenerateStream, *gates: Gate) -> Collected:
     try:
         received = stream.rest()
     except NothingCame as nothing:
-        violation(
-            "the stream does not end", "messages up to a status", str(nothing), evidence=_stand(stream, gates)
-        )
+        violation("the stream does not end", "messages up to a status", str(nothing), evidence=_stand(stream, gates))
     assert stream.status is not None
     return collect(received, stream.status)
 
@@ -240,9 +236,7 @@ def ordered(collected: Collected, request: Request, wire: WireProtocol) -> None:
 
 def _indexes(collected: Collected) -> list[int]:
     if None in collected.sequences:
-        violation(
-            "a message does not say which sequence it means", "the index present on the wire", "index absent"
-        )
+        violation("a message does not say which sequence it means", "the index present on the wire", "index absent")
     return [index for index in collected.sequences if index is not None]
 
 
@@ -274,9 +268,7 @@ def sequence(
         if wire.traits.carries_text:
             text(expected.text, received.text, f"sequence {index}")
     else:
-        equal(
-            f"the number of token messages of sequence {index} without streaming", 0, received.token_messages
-        )
+        equal(f"the number of token messages of sequence {index} without streaming", 0, received.token_messages)
     finish = received.finishes[-1]
     if finish.output is not None:
         token_ids(expected.tokens, finish.output, f"the terminal message of sequence {index}")
@@ -357,9 +349,7 @@ def finished(observed: FinishEvent, expected: Finish | None, wire: WireProtocol,
 
 def usage(collected: Collected, course: Course, request: Request, wire: WireProtocol) -> None:
     """The token counts are those of the script, on the messages that may carry them, and add up."""
-    prompt = len(
-        request.prompt
-    )  # Both fake tokenizations are one token a byte, and prompts of cases are ASCII or ids.
+    prompt = len(request.prompt)  # Both fake tokenizations are one token a byte, and prompts of cases are ASCII or ids.
     if wire.traits.usage_per_sequence:
         for index in range(request.num_sequences or 1):
             counts = collected.sequences[index].finishes[-1].usage

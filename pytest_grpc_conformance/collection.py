@@ -67,7 +67,7 @@ def parametrize(metafunc: pytest.Metafunc, options: Options) -> None:
         marked = _marked_ids(metafunc.definition)
         served = [choice for choice in choices(options) if not marked or rows_for(marked, choice.protocol)]
         # With nothing to run on there is still an item, or pytest would report a skip; the hook leaves it out.
-        given = served or [None]
+        given: list[TargetChoice | None] = [*served] or [None]
         ids = [choice.id for choice in served] or ["no-protocol"]
         metafunc.parametrize(CHOICE_FIXTURE, given, indirect=True, ids=ids)
     elif LIBRARY_FIXTURE in metafunc.fixturenames:

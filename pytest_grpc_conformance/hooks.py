@@ -28,13 +28,13 @@ RUN = pytest.StashKey["Run"]()
 """The state of a run that uses the suite; ``session.run_of`` makes it."""
 
 
-class CannotJudge(pytest.UsageError):
+class CannotJudge(RuntimeError):
     """The run cannot judge what was asked for: a required library is missing, or the target cannot be had."""
 
 
 def exit_code(error: pytest.UsageError) -> int:
     """The exit code for a run that cannot judge, after one message; any other usage error is pytest's to tell."""
-    if not isinstance(error, CannotJudge):
+    if not isinstance(error.__cause__, CannotJudge):
         raise error
     print(f"ERROR: {error}", file=sys.stderr)
     return 1

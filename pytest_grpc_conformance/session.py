@@ -190,6 +190,9 @@ def start(config: pytest.Config) -> None:
         run.open_target()
     except BadPlan as error:
         raise pytest.UsageError(f"--grpc-target: {error}") from error
+    except CannotJudge as error:
+        # pytest ends at once and quietly for this error; the plugin changes the exit code to 1 on its way out.
+        raise pytest.UsageError(str(error)) from error
 
 
 def refuse_update_golden(config: pytest.Config) -> None:

@@ -68,6 +68,5 @@ def probe(address: str, protocol: WireProtocol, timeout: float) -> str:
             return protocol.model_name(channel, timeout)
         except grpc.RpcError as error:
             answer = f"{error.code().name}: {error.details()}" if isinstance(error, grpc.Call) else str(error)
-            raise TargetBroken(
-                f"{address} does not answer as a {protocol.title} server ({harmless(answer)}); is --grpc-protocol right?"
-            ) from error
+            what = f"{address} does not answer as a {protocol.title} server ({harmless(answer)})"
+            raise TargetBroken(f"{what}; is --grpc-protocol right?") from error

@@ -83,8 +83,8 @@ class InprocessTarget(Target):
 
         self.transcript.note("server", f"stop(grace={grace}) called")
         stopping = asyncio.run_coroutine_threadsafe(self.server.stop(grace), self._loop.loop)
-        # A coroutine that was handed over later gets its first turn after the stop has had its own. Without this, a call
-        # that a case makes next may cross the beginning of the stop, and libraries answer such calls in many ways.
+        # A coroutine that was handed over later gets its first turn after the stop has had its own. Without this, the
+        # next call of a case may cross the beginning of the stop, and libraries answer such calls in many ways.
         self._loop.run(asyncio.sleep(0), self.timeout)
         return stopping
 

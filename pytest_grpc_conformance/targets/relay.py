@@ -14,7 +14,7 @@ class Relay:
     def __init__(self, host: str, port: int) -> None:
         self._upstream = (host, port)
         self._writers: set[asyncio.StreamWriter] = set()
-        self._pumps: set[asyncio.Future[list[None]]] = set()
+        self._pumps: set[asyncio.Future[tuple[None, None]]] = set()
         self.port = 0
 
     async def start(self) -> Relay:

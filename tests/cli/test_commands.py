@@ -153,7 +153,7 @@ def test_reader_that_has_seen_enough_causes_no_traceback(tmp_path: Path, argumen
     with process:
         process.stdout.close()
         told = process.stderr.read()
-        assert process.wait(60) in (1, 3)
+        assert process.wait(60) in (0, 1), "argparse takes a help text that nobody reads for a success"
     assert "Traceback" not in told
     assert "BrokenPipeError" not in told
     assert "Exception ignored" not in told

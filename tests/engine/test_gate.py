@@ -12,6 +12,7 @@ from servicing import serve, submit, take
 from pytest_grpc_conformance.engines.base import InvalidRequest
 from pytest_grpc_conformance.engines.gated import DeadlineMissed, EngineMisuse, GatedEngine, GatePosition
 from pytest_grpc_conformance.engines.script import (
+    AbortConduct,
     Advance,
     Ending,
     Finish,
@@ -183,7 +184,7 @@ NOTICED = {
     "delivered": (lambda gate, _: gate.delivered(1), "take"),
     "drained": (lambda gate, _: gate.drained(), "take"),
     "delivered-the-end": (lambda gate, _: gate.delivered(2), "take the end"),
-    "aborted": (lambda gate, _: gate.aborted(), "abort"),
+    "aborted": (lambda gate, _: gate.aborted(), "slow abort"),
     "settled": (lambda gate, _: gate.settled(), "abort"),
     "idle": (lambda _, engine: engine.idle(), "abort"),
     "refused": (lambda gate, _: gate.settled(), "refuse"),
@@ -193,8 +194,9 @@ NOTICED = {
 @pytest.mark.parametrize(("milestone", "event"), NOTICED.values(), ids=NOTICED.keys())
 def test_who_waits_is_woken_by_the_event_itself(engine, thread_loop, milestone, event):
     refusal = Refusal() if event == "refuse" else None
-    gate = engine.prepare("r1", script(one_by_one(tokens(1)), ending=Ending.NOTHING, refusal=refusal))
-    if event in ("take", "take the end", "abort"):
+    conduct = AbortConduct.SLOW if event == "slow abort" else AbortConduct.FINISH
+    gate = engine.prepare("r1", script(one_by_one(tokens(1)), ending=Ending.NOTHING, refusal=refusal, abort=conduct))
+    if event not in ("submit", "refuse"):
         generation = thread_loop.run(submit(engine))
         gate.release(2 if event == "take the end" else 1)
         if event == "take the end":
@@ -209,7 +211,7 @@ def test_who_waits_is_woken_by_the_event_itself(engine, thread_loop, milestone, 
     elif event == "refuse":
         with pytest.raises(InvalidRequest):
             thread_loop.run(submit(engine))
-    elif event == "abort":
+    elif event.endswith("abort"):
         thread_loop.call(generation.abort)
     else:
         thread_loop.run(take(generation, 1))

@@ -126,9 +126,7 @@ def engine_asked(
     """An engine that is asked for something else than what the request says."""
 
     class AskedOtherwise(RememberingEngine):
-        def submit(
-            self, request_id: str, prompt: Prompt, parameters: GenerationParameters
-        ) -> GatedGeneration:
+        def submit(self, request_id: str, prompt: Prompt, parameters: GenerationParameters) -> GatedGeneration:
             return super().submit(request_id, prompt, change(parameters, self.gates[request_id].script))
 
     return AskedOtherwise
@@ -148,9 +146,7 @@ def engine_given(change: Callable[[Prompt], Prompt]) -> type[GatedEngine]:
     """An engine that gets another prompt than the one that was sent."""
 
     class GivenOtherwise(GatedEngine):
-        def submit(
-            self, request_id: str, prompt: Prompt, parameters: GenerationParameters
-        ) -> GatedGeneration:
+        def submit(self, request_id: str, prompt: Prompt, parameters: GenerationParameters) -> GatedGeneration:
             return super().submit(request_id, change(prompt), parameters)
 
     return GivenOtherwise

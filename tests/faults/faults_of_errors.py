@@ -63,9 +63,7 @@ def on_failure(act: Failed) -> Callable[[Any, WireProtocol, GatedEngine], Any]:
                 async for other in act(message, call, sent):
                     yield other
 
-    return lambda servicer, wire, engine: (
-        Failing(servicer, wire, engine) if hasattr(servicer, "Generate") else servicer
-    )
+    return lambda servicer, wire, engine: Failing(servicer, wire, engine) if hasattr(servicer, "Generate") else servicer
 
 
 async def tell(failure: Message | Refusal, call: Call) -> AsyncIterator[Message]:
@@ -89,9 +87,7 @@ def _end(call: Call, index: int, sent: list[Message]) -> Message:
     return message
 
 
-async def _complete(
-    failure: Message | Refusal, call: Call, sent: list[Message]
-) -> AsyncIterator[Message]:
+async def _complete(failure: Message | Refusal, call: Call, sent: list[Message]) -> AsyncIterator[Message]:
     for index in sorted({0, *(index_of(m) for m in sent if has_tokens(m))}):
         if not any(is_end(m) and index_of(m) == index for m in sent):
             yield _end(call, index, sent)

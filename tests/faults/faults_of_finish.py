@@ -205,9 +205,7 @@ async def _stops_on_the_prompt(messages: AsyncIterator[Message], call: Call) -> 
 
 
 limit_wins_over_the_stop = Mutant(generate=streamed(_limit_wins))
-reason_is_lost_in_an_empty_step = Mutant(
-    generate=streamed(_unknown_after_empty_step), engine=RememberingEngine
-)
+reason_is_lost_in_an_empty_step = Mutant(generate=streamed(_unknown_after_empty_step), engine=RememberingEngine)
 answer_without_tokens_has_no_end = Mutant(generate=streamed(_no_end_without_tokens))
 first_reason_serves_all_sequences = Mutant(generate=streamed(_first_reason_for_all))
 end_is_told_twice = Mutant(generate=streamed(_told_twice))

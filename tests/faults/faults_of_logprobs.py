@@ -144,9 +144,7 @@ def _cumulative(call: Call) -> Callable[[Message], Iterable[Message]]:
 
 
 entries_are_cumulative = Mutant(generate=streamed(_cumulative))
-complete_is_not_scored = Mutant(
-    generate=each(lambda m: m.complete.ClearField("logprobs") if is_end(m) else None)
-)
+complete_is_not_scored = Mutant(generate=each(lambda m: m.complete.ClearField("logprobs") if is_end(m) else None))
 
 
 # What is asked for.

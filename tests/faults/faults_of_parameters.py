@@ -56,9 +56,7 @@ def _swapped(parameters: GenerationParameters) -> GenerationParameters:
 sampling_is_dropped = _each_number(lambda name, value: None)
 explicit_zero_is_taken_for_absent = _each_number(lambda name, value: value or None)
 numbers_have_single_precision = _each_number(_single)
-numbers_are_rounded_as_text = _each_number(
-    lambda name, value: round(value, 6) if isinstance(value, float) else value
-)
+numbers_are_rounded_as_text = _each_number(lambda name, value: round(value, 6) if isinstance(value, float) else value)
 seed_is_cut_to_32_bits = _each_number(lambda name, value: int(value) % 2**32 if name == "seed" else value)
 seed_goes_through_a_double = _each_number(lambda name, value: int(float(value)) if name == "seed" else value)
 penalties_are_swapped = Mutant(engine=engine_asked(lambda parameters, script: _swapped(parameters)))
@@ -178,9 +176,7 @@ SMG = ("smg",)
 
 FAULTS = (
     Fault("sampling_is_dropped", caught_by={"parameters/sampling_value_reaches_the_engine": REACHES}),
-    Fault(
-        "penalties_are_swapped", caught_by={"parameters/sampling_values_reach_the_engine_together": REACHES}
-    ),
+    Fault("penalties_are_swapped", caught_by={"parameters/sampling_values_reach_the_engine_together": REACHES}),
     Fault("seed_is_cut_to_32_bits", "F179", caught_by={"parameters/seed_keeps_all_its_bits": REACHES}),
     Fault("seed_goes_through_a_double", "F179", caught_by={"parameters/seed_keeps_all_its_bits": REACHES}),
     Fault(

@@ -11,40 +11,53 @@ from tests.faults.alterations import has_tokens
 from tests.faults.plant import Call, Mutant
 from tests.faults.table import Fault
 
+AHEAD = 200
+"""Messages that a server queues which counts them, but not their bytes."""
 ROOM = 16
 
 
-async def _run_ahead(messages: AsyncIterator[Message], call: Call, keep: int | None = None) -> AsyncIterator[Message]:
+async def _run_ahead(messages: AsyncIterator[Message], call: Call, *, drop: bool) -> AsyncIterator[Message]:
+    """Take from the engine while the client reads, until there is no room; then ``drop`` output or wait."""
     waiting: deque[Message] = deque()
-    arrived = asyncio.Event()
+    changed = asyncio.Event()
 
     async def pump() -> None:
         try:
             async for message in messages:
-                if keep is None or len(waiting) < keep or not has_tokens(message):
+                while not drop and len(waiting) >= AHEAD:
+                    changed.clear()
+                    await changed.wait()
+                if not drop or len(waiting) < ROOM or not has_tokens(message):
                     waiting.append(message)
-                arrived.set()
+                changed.set()
+                await asyncio.sleep(0)
         finally:
-            arrived.set()
+            changed.set()
 
     pumping = asyncio.ensure_future(pump())
     try:
         while waiting or not pumping.done():
             if waiting:
                 yield waiting.popleft()
+                changed.set()
             else:
-                arrived.clear()
-                await arrived.wait()
+                changed.clear()
+                await changed.wait()
         await pumping
     finally:
         pumping.cancel()
 
 
-queues_without_bound = Mutant(generate=_run_ahead)
+async def _queue(messages: AsyncIterator[Message], call: Call) -> AsyncIterator[Message]:
+    async for message in _run_ahead(messages, call, drop=False):
+        yield message
+
+
+queues_without_bound_in_bytes = Mutant(generate=_queue)
 
 
 async def _drop(messages: AsyncIterator[Message], call: Call) -> AsyncIterator[Message]:
-    async for message in _run_ahead(messages, call, ROOM):
+    async for message in _run_ahead(messages, call, drop=True):
         yield message
 
 
@@ -62,7 +75,7 @@ sends_for_one_client_at_a_time = Mutant(generate=_one_at_a_time)
 
 FAULTS = (
     Fault(
-        "queues_without_bound",
+        "queues_without_bound_in_bytes",
         "F124",
         caught_by={"slow_reader/slow_reader_does_not_fill_the_server": "GRPC-FAIR-04"},
     ),

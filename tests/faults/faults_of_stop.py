@@ -67,13 +67,9 @@ stop_text_has_to_be_one_token = _kept(lambda stop, texts: stop in texts)
 stop_text_is_sought_in_single_tokens = _kept(lambda stop, texts: any(stop in text for text in texts))
 matcher_starts_over_after_a_failure = _kept(_naively_found)
 only_the_first_conditions_count = Mutant(
-    engine=engine_asked(
-        lambda p, script: replace(p, stop_texts=p.stop_texts[:1], stop_token_ids=p.stop_token_ids[:1])
-    )
+    engine=engine_asked(lambda p, script: replace(p, stop_texts=p.stop_texts[:1], stop_token_ids=p.stop_token_ids[:1]))
 )
-inclusion_is_turned_round = Mutant(
-    engine=engine_asked(lambda p, script: replace(p, include_stop=not p.include_stop))
-)
+inclusion_is_turned_round = Mutant(engine=engine_asked(lambda p, script: replace(p, include_stop=not p.include_stop)))
 token_minimum_is_ignored = Mutant(engine=engine_asked(lambda p, script: replace(p, min_tokens=None)))
 end_of_sequence_is_never_ignored = Mutant(engine=engine_asked(lambda p, script: replace(p, ignore_eos=False)))
 

@@ -135,6 +135,11 @@ def _unused_error(message: Message) -> None:
         message.ClearField("usage")
 
 
+def _undrafted(message: Message) -> None:
+    if is_end(message):
+        message.complete.spec_accepted_tokens = 2
+
+
 def _cache_fills(call: Call) -> Step:
     seen = 0
 
@@ -170,6 +175,8 @@ reasoning_is_made_up = Mutant(generate=each(_no_reasoning))
 usage_is_on_every_message = Mutant(generate=each(_usage_everywhere))
 error_has_no_usage = Mutant(generate=each(_unused_error))
 cached_count_grows = Mutant(generate=streamed(_cache_fills))
+
+draft_tokens_are_not_counted = Mutant(generate=each(_undrafted))
 
 OPENENGINE = ("openengine",)
 SMG = ("smg",)
@@ -259,6 +266,11 @@ FAULTS = (
         "reasoning_is_made_up",
         caught_by={"usage/count_that_no_engine_tells_is_absent": "OE-USE-008"},
         protocols=OPENENGINE,
+    ),
+    Fault(
+        "draft_tokens_are_not_counted",
+        caught_by={"usage/speculation_counts_are_consistent": "SMG-CMP-014"},
+        protocols=SMG,
     ),
     Fault(
         "cached_count_grows",

@@ -11,8 +11,11 @@ from pytest_grpc_conformance.verdict import Outcome, Phases, Verdict, judge
 PASSED, VIOLATION, ERROR, NOT_APPLICABLE = Outcome
 ENDINGS = (None, *Outcome)
 
-# Set-up, call, tear-down -> verdict without and with a declared deviation. What the table leaves out is broken.
-TABLE = {
+Ending = tuple[Outcome | None, Outcome | None, Outcome | None]
+"""Of set-up, call and tear-down."""
+
+# The verdict without and with a declared deviation. What the table leaves out is broken.
+TABLE: dict[Ending, tuple[Verdict, Verdict]] = {
     (PASSED, PASSED, None): (Verdict.PASSED, Verdict.UNEXPECTED_PASS),
     (PASSED, PASSED, PASSED): (Verdict.PASSED, Verdict.UNEXPECTED_PASS),
     (PASSED, VIOLATION, None): (Verdict.FAILED, Verdict.DEVIATES),
@@ -34,8 +37,8 @@ POSSIBLE = [
 @pytest.mark.parametrize(
     "phases", POSSIBLE, ids=lambda p: "-".join(e.value.replace(" ", "_") if e else "none" for e in p)
 )
-def test_verdict_of_every_combination(phases: tuple[Outcome | None, ...], declared: bool) -> None:
-    expected = TABLE.get(phases, (Verdict.BROKEN, Verdict.BROKEN))[declared]  # type: ignore[call-overload]
+def test_verdict_of_every_combination(phases: Ending, declared: bool) -> None:
+    expected = TABLE.get(phases, (Verdict.BROKEN, Verdict.BROKEN))[declared]
     assert judge(Phases(*phases), deviation_declared=declared) is expected
 
 

@@ -1,0 +1,122 @@
+"""Faults in whose request an id means: a second one hurts the first, ids are mixed up, old ends hit new requests."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+from pytest_grpc_conformance.engines.gated import GatedEngine, GatedGeneration
+from pytest_grpc_conformance.engines.parameters import GenerationParameters
+from pytest_grpc_conformance.engines.script import Prompt
+from pytest_grpc_conformance.protocols.base import Message, WireProtocol
+from tests.faults.faults_of_cancel import HandingEngine, handles_of
+from tests.faults.plant import Call, Mutant
+from tests.faults.table import Fault
+
+OPENENGINE = ("openengine",)
+
+
+async def _give_way(messages: AsyncIterator[Message], call: Call) -> AsyncIterator[Message]:
+    newest: dict[str, Call] = call.engine.__dict__.setdefault("newest", {})
+    newest[call.request.request_id] = call
+    async for message in messages:
+        if newest[call.request.request_id] is not call:
+            return
+        yield message
+
+
+first_gives_way_to_the_second = Mutant(generate=_give_way)
+
+
+def _table(servicer: Any) -> dict[str, Any]:
+    """The reference servicer's table of active requests."""
+    table: dict[str, Any] = servicer._running if hasattr(servicer, "_running") else servicer.state._active
+    return table
+
+
+def _forgetting(before: bool) -> Any:
+    """A servicer that forgets the first request of an id when a second one comes: before or after looking at it."""
+
+    def wrap(servicer: Any, wire: WireProtocol, engine: GatedEngine) -> Any:
+        class Forgetting:
+            def __getattr__(self, name: str) -> Any:
+                return getattr(servicer, name)
+
+            async def Generate(self, request: Message, context: Any) -> AsyncIterator[Message]:
+                table, name = _table(servicer), request.request_id
+                twin = name in table
+                if twin and before:
+                    del table[name]
+                try:
+                    async for message in servicer.Generate(request, context):
+                        yield message
+                finally:
+                    if twin:
+                        table.pop(name, None)
+
+        return Forgetting() if hasattr(servicer, "Generate") else servicer
+
+    return wrap
+
+
+serves_two_requests_under_one_id = Mutant(wrap=_forgetting(before=True))
+forgets_the_first_with_the_second = Mutant(wrap=_forgetting(before=False))
+
+
+async def _end_alike(messages: AsyncIterator[Message], call: Call) -> AsyncIterator[Message]:
+    try:
+        async for message in messages:
+            yield message
+    finally:
+        for handle in handles_of(call.engine):
+            if handle.request_id.startswith(call.request.request_id):
+                handle.abort()
+
+
+takes_a_prefix_for_the_id = Mutant(generate=_end_alike, engine=HandingEngine)
+
+
+class _AbortsById(HandingEngine):
+    """An engine that carries out a pending abort on whatever has the id by then."""
+
+    def submit(self, request_id: str, prompt: Prompt, parameters: GenerationParameters) -> GatedGeneration:
+        generation = super().submit(request_id, prompt, parameters)
+        if request_id in self.aborts:
+            generation.abort()
+        return generation
+
+
+old_abort_hits_the_next_request = Mutant(engine=_AbortsById)
+
+FAULTS = (
+    Fault(
+        "first_gives_way_to_the_second",
+        "F117",
+        caught_by={"request_id/second_request_does_not_hurt_the_first": "OE-GEN-026 SMG-GEN-018"},
+    ),
+    Fault(
+        "serves_two_requests_under_one_id",
+        caught_by={
+            "request_id/second_request_is_refused": "OE-GEN-026",
+            "request_id/second_request_does_not_reach_the_engine": "OE-GEN-037",
+        },
+        protocols=OPENENGINE,
+    ),
+    Fault(
+        "forgets_the_first_with_the_second",
+        caught_by={"request_id/second_request_leaves_the_first_abortable": "OE-GEN-026 SMG-GEN-018"},
+    ),
+    Fault(
+        "takes_a_prefix_for_the_id",
+        "F098",
+        caught_by={
+            "request_id/ids_that_look_alike_are_different": "OE-GEN-019 SMG-GEN-017",
+            "abort/abort_touches_only_its_target": "OE-ABT-009 SMG-ABT-003",
+        },
+    ),
+    Fault(
+        "old_abort_hits_the_next_request",
+        "F166",
+        caught_by={"request_id/late_end_does_not_reach_the_next_request": "OE-GEN-027 OE-ERR-025 SMG-GEN-017"},
+    ),
+)
