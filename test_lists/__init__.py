@@ -1,1 +1,1 @@
-"""Lists that select cases for a CI stage."""
+"""CI test lists over the cases, in the test-db form."""

@@ -1,0 +1,1 @@
+"""The CI lists that ship with the suite."""
