@@ -278,6 +278,17 @@ def test_cancel_after_an_abort_is_harmless(grpc_target: Target) -> None:
     asserts.engine_aborts(1, gate, grpc_target.engine.aborts)
 
 
+@requirement("OE-ABT-016", needs=(SCRIPTED,))
+def test_abort_is_always_answered_with_a_status(grpc_target: Target) -> None:
+    """The server SHOULD NOT leave the status of an OK answer to an abort unspecified."""
+    gate, stream = _held(grpc_target, Request("gone"), 1, SIX.but(abort=AbortConduct.SLOW))
+    answers = [_abort(grpc_target, "gone"), _abort(grpc_target, "gone")]
+    gate.release_abort()
+    asserts.ended(stream, gate)
+    answers += [_abort(grpc_target, "gone"), _abort(grpc_target, "nobody")]
+    asserts.equal("answers without a status", 0, answers.count(AbortAnswer.UNSPECIFIED))
+
+
 # When the engine does not go along.
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from pytest_grpc_conformance import registry
 from pytest_grpc_conformance.hooks import case_of
 from pytest_grpc_conformance.requirements.coverage import CaseRef
 
@@ -23,7 +24,6 @@ class _Listener:
         for item in session.items:
             case = case_of(item)
             if case is not None:
-                # A case has one item per server library; its id and its rows are the same for each.
                 self.found[case.case_id] = CaseRef(case.case_id, case.requirements, case.summary)
 
 
@@ -57,6 +57,9 @@ def list_cases(ini: str, package: str) -> tuple[CaseRef, ...]:
                 package,
                 "--collect-only",
                 "-qq",
+                # Ids and rows are the same for every server library.
+                "--grpc-server",
+                registry.names(registry.SERVERS)[0],
                 "-p",
                 "no:cacheprovider",
             ],

@@ -94,7 +94,8 @@ def _problem(error: BaseException) -> str:
     """An error and the line that raised it, as one line."""
     first = f"{type(error).__name__}: {error}".splitlines()[0]
     frames = traceback.extract_tb(error.__traceback__)
-    inside = [frame for frame in frames if not frame.filename.startswith(("<", __file__))]
+    machinery = ("<", __file__, os.path.dirname(importlib.__file__))
+    inside = [frame for frame in frames if not frame.filename.startswith(machinery)]
     return f"{first}, {Path(inside[-1].filename).name}:{inside[-1].lineno}" if inside else first
 
 

@@ -133,7 +133,6 @@ def test_cases_that_cannot_be_collected_are_told_in_few_lines(tmp_path: Path) ->
     [
         ["--help"],
         ["requirements"],
-        ["requirements", "--json"],
         ["run", "--help"],
         ["run", "-v", "-k", "first_token_arrives_while_the_second", "-p", "no:cacheprovider"],
     ],

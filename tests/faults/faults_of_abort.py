@@ -131,6 +131,16 @@ async def _by_prefix(method: Method, request: Message, context: Any, engine: Gat
 aborts_by_prefix = Mutant(wrap=on_abort(_by_prefix), engine=HandingEngine)
 
 
+async def _unspecified(method: Method, request: Message, context: Any, engine: GatedEngine) -> Message:
+    answer = await method(request, context)
+    if answer.status == ALREADY_FINISHED:
+        answer.ClearField("status")
+    return answer
+
+
+leaves_the_status_unspecified = Mutant(wrap=on_abort(_unspecified))
+
+
 async def _forgets(method: Method, request: Message, context: Any, engine: GatedEngine) -> Message:
     aborted: set[str] = engine.__dict__.setdefault("aborted", set())
     if request.request_id in aborted:
@@ -272,6 +282,11 @@ FAULTS = (
     Fault(
         "does_not_know_an_id_once_aborted",
         caught_by={"abort/second_abort_is_no_error": "OE-ABT-007"},
+        protocols=OPENENGINE,
+    ),
+    Fault(
+        "leaves_the_status_unspecified",
+        caught_by={"abort/abort_is_always_answered_with_a_status": "OE-ABT-016"},
         protocols=OPENENGINE,
     ),
     Fault(

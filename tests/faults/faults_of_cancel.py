@@ -113,8 +113,6 @@ FAULTS = (
         "F095",
         caught_by={
             "cancel/cancel_stops_the_engine": "OE-GEN-035 SMG-GEN-019",
-            "cancel/cancel_stops_every_sequence": "OE-GEN-035 SMG-GEN-019",
-            "cancel/lost_connection_ends_all_its_calls": "GRPC-CAN-02",
             "slow_reader/cancel_of_an_unread_stream_stops_the_engine": "GRPC-CAN-05 OE-GEN-035 SMG-GEN-019",
             "slow_reader/deadline_of_an_unread_stream_stops_the_engine": "GRPC-FAIR-02",
             "slow_reader/slow_readers_that_leave_take_their_streams_along": "GRPC-FAIR-09",

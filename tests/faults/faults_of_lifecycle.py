@@ -135,12 +135,18 @@ FAULTS = (
     ),
     Fault(
         "takes_no_grace_for_any",
-        caught_by={"lifecycle/stop_without_grace_ends_streams": "GRPC-LIFE-12"},
+        caught_by={
+            "lifecycle/stop_without_grace_ends_streams": "GRPC-LIFE-12",
+            "lifecycle/grace_of_nothing_is_none": "GRPC-LIFE-17",
+        },
     ),
     Fault(
         "waits_for_calls_beyond_the_grace",
         "F146",
-        caught_by={"lifecycle/stream_ends_with_the_grace": "GRPC-LIFE-15"},
+        caught_by={
+            "lifecycle/stream_ends_with_the_grace": "GRPC-LIFE-15",
+            "lifecycle/unread_streams_do_not_hold_up_a_stop": "GRPC-LIFE-20 GRPC-FAIR-02",
+        },
     ),
     Fault("stops_one_after_the_other", caught_by={"lifecycle/shorter_grace_wins": "GRPC-LIFE-18"}),
     Fault("second_stop_hangs", caught_by={"lifecycle/repeated_stop_returns": "GRPC-LIFE-24"}),

@@ -234,3 +234,33 @@ def test_works(grpc_stub):
     assert result.results() == "2 passed, 1 error", result.text
     assert "did not end within 1 s" in result.out
     assert "Traceback" not in result.err
+
+
+@pytest.mark.parametrize("name", ["grpc_server", "grpc_target"])
+def test_fixture_that_is_asked_for_too_late_says_what_to_do(tmp_path: Path, name: str) -> None:
+    result = run(tmp_path, f"def test_call(request):\n    request.getfixturevalue('{name}')\n")
+    assert result.results() == "1 failed"
+    assert "name it as an argument of the test" in result.out
+    assert "AttributeError" not in result.out
+
+
+def test_engine_fixture_is_an_engine_of_the_tests_own_that_is_closed_after_it(tmp_path: Path) -> None:
+    test = """
+from pytest_grpc_conformance.engines.milestone import EngineDown
+from pytest_grpc_conformance.engines.script import one_by_one, script, tokens
+
+SEEN = []
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_engine(grpc_engine, number):
+    gate = grpc_engine.prepare("r", script(one_by_one(tokens(2))))
+    gate.release(1)
+    SEEN.append(gate)
+    assert len(set(map(id, SEEN))) == number
+
+def test_closed():
+    for gate in SEEN:
+        with pytest.raises(EngineDown):
+            gate.delivered(1).wait(5)
+"""
+    assert run(tmp_path, test).results() == "3 passed"

@@ -72,11 +72,8 @@ def test_call(grpc_stub, number):
         pytest.param(("xdist",), ("-n", "2"), id="xdist"),
         pytest.param(("randomly",), (), id="randomly"),
         pytest.param(("timeout",), ("--timeout", "30"), id="timeout"),
-        pytest.param(("anyio",), (), id="anyio"),
         pytest.param(("asyncio",), ("-o", "asyncio_mode=auto"), id="asyncio=auto"),
-        pytest.param(
-            ("asyncio", "anyio", "xdist", "randomly", "timeout", "hypothesispytest"), ("-n", "2"), id="all-at-once"
-        ),
+        pytest.param(("asyncio", "anyio", "xdist", "randomly", "timeout"), ("-n", "2"), id="all-at-once"),
     ],
 )
 def test_server_fixture_works_beside_other_plugins(

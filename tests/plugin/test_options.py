@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 
-from tests.running import project, run_pytest
+from pytest_grpc_conformance.targets.plan import BadPlan, load_plan, try_out
+from tests.running import project, run_cli, run_pytest
 
 PLANS = """
 from pytest_grpc_conformance.targets.plan import TargetPlan
@@ -61,25 +63,38 @@ WRONG = {
     "no-port": (["--grpc-address", "localhost", *SMG], ["'localhost' is not host:port"]),
     "bad-port": (["--grpc-address", "localhost:70000", *SMG], ["'localhost:70000' is not host:port"]),
     "bare-ipv6": (["--grpc-address", "::1", *SMG], ["is not host:port (IPv6 hosts in brackets)"]),
-    "target-without-colon": (["--grpc-target", "plans", *SMG], ["'plans' is not of the form module:factory"]),
-    "target-no-module": (["--grpc-target", "no_such:x", *SMG], ["'no_such' cannot be imported", "No module named"]),
     "target-bad-module": (
         ["--grpc-target", "broken:x", *SMG],
         ["'broken' cannot be imported", "at import, broken.py:2"],
     ),
-    "target-module-exits": (["--grpc-target", "exits:x", *SMG], ["'exits' cannot be imported (SystemExit: 7"]),
-    "target-no-attribute": (["--grpc-target", "plans:missing", *SMG], ["plans has no missing"]),
-    "target-no-function": (["--grpc-target", "plans:not_a_function", *SMG], ["plans:not_a_function is neither a"]),
     "target-number": (
         ["--grpc-target", "plans:number", *SMG],
         ["must return a list of (add_to_server, servicer)", "5"],
     ),
-    "target-nothing": (["--grpc-target", "plans:nothing", *SMG], ["must return a list", "None"]),
-    "target-empty": (["--grpc-target", "plans:empty", *SMG], ["at least one servicer"]),
-    "target-pairs": (["--grpc-target", "plans:wrong_pairs", *SMG], ["must return pairs (add_to_server, servicer)"]),
     "target-raises": (["--grpc-target", "plans:raises", *SMG], ["plans:raises fails (KeyError: 'boom', plans.py:8)"]),
-    "target-type-error": (["--grpc-target", "plans:makes_a_wrong_call", *SMG], ["fails (TypeError", "plans.py:9"]),
-    "target-plan": (["--grpc-target", "plans:plan", *SMG], ["must return a list"]),
+}
+WRONG_TARGETS = {
+    "no-colon": ("plans", "'plans' is not of the form module:factory"),
+    "no-module-name": (":x", "':x' is not of the form module:factory"),
+    "no-module": ("no_such:x", "'no_such' cannot be imported (ModuleNotFoundError: No module named 'no_such')"),
+    "module-exits": ("exits:x", "'exits' cannot be imported (SystemExit: 7, exits.py:2)"),
+    "no-attribute": ("plans:missing", "plans has no missing"),
+    "no-inner-attribute": ("plans:plan.missing", "plans has no plan.missing"),
+    "no-function": (
+        "plans:not_a_function",
+        "plans:not_a_function is neither a TargetPlan nor a function from an engine",
+    ),
+    "returns-nothing": ("plans:nothing", "must return a list of (add_to_server, servicer), not None"),
+    "returns-no-servicer": ("plans:empty", "must return at least one servicer"),
+    "returns-wrong-pairs": (
+        "plans:wrong_pairs",
+        "must return pairs (add_to_server, servicer) or registrations, not ('add'",
+    ),
+    "raises-inside": (
+        "plans:makes_a_wrong_call",
+        "fails (TypeError: object of type 'GatedEngine' has no len(), plans.py:9)",
+    ),
+    "plan-returns-number": ("plans:plan", "must return a list of (add_to_server, servicer), not 5"),
 }
 
 
@@ -109,15 +124,28 @@ def test_wrong_option_is_told_in_one_line(folder: Path, name: str) -> None:
     check(folder, *WRONG[name])
 
 
-@pytest.mark.parametrize("name", ["unknown-server", "scale-word", "no-protocol", "target-bad-module", "target-raises"])
+@pytest.mark.parametrize("name", WRONG_TARGETS)
+def test_target_that_cannot_be_used_is_told_in_one_line(
+    folder: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reference, told = WRONG_TARGETS[name]
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry not in ("", str(folder))])
+    with pytest.raises(BadPlan) as caught:
+        try_out(reference, load_plan(reference))
+    for module in ("plans", "exits"):
+        sys.modules.pop(module, None)
+    assert told in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize("name", ["unknown-server", "no-protocol", "target-raises"])
 def test_wrong_option_is_told_in_one_line_under_xdist(folder: Path, name: str) -> None:
     check(folder, *WRONG[name], "-n", "2")
 
 
 @pytest.mark.parametrize("name", ["unknown-protocol", "target-number"])
 def test_wrong_option_is_told_by_the_command_too(folder: Path, name: str) -> None:
-    from tests.running import run_cli
-
     arguments, told = WRONG[name]
     result = run_cli(folder, "run", *arguments, changes={"PYTEST_PLUGINS": "pytest_grpc_conformance.plugin"})
     assert result.code == 4

@@ -117,6 +117,7 @@ def test_report_is_the_same_with_workers_and_in_any_order(
 ) -> None:
     other = run(folder, "other.json", *arguments, plugins=plugins)
     assert without_times(other) == without_times(plain)
+    assert not [name for name in os.listdir(folder) if "gw" in name], "workers write nothing by themselves"
 
 
 def without_times(document: dict[str, Any]) -> dict[str, Any]:
@@ -130,9 +131,12 @@ def without_times(document: dict[str, Any]) -> dict[str, Any]:
     return document
 
 
-@pytest.mark.parametrize("arguments", [(), ("-n", "2")], ids=["alone", "xdist"])
 @pytest.mark.parametrize(
-    ("path", "why"), [("missing/report.json", "No such file or directory"), (".", "Is a directory")]
+    ("path", "why", "arguments"),
+    [
+        pytest.param("missing/report.json", "No such file or directory", (), id="no-folder"),
+        pytest.param(".", "Is a directory", ("-n", "2"), id="folder-xdist"),
+    ],
 )
 def test_report_that_cannot_be_written_fails_a_green_run_and_hides_nothing(
     folder: Path, path: str, why: str, arguments: tuple[str, ...]
@@ -149,12 +153,6 @@ def test_run_without_a_case_writes_an_empty_report(folder: Path) -> None:
     result = run_pytest(folder, "-k", "nothing", "--grpc-report", "empty.json")
     assert result.code == 5
     assert report(folder / "empty.json")["results"] == []
-
-
-def test_workers_write_nothing_by_themselves(folder: Path) -> None:
-    run(folder, "once.json", "-n", "2", plugins=("xdist",))
-    assert len(report(folder / "once.json")["results"]) == 24
-    assert not [name for name in os.listdir(folder) if "gw" in name]
 
 
 EVERYTHING = Result(

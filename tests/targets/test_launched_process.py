@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from pytest_grpc_conformance.targets.base import TargetBroken
+from pytest_grpc_conformance.targets.endpoint import check_listens
 from pytest_grpc_conformance.targets.launched import KEPT_LINES, LaunchedProcess
 from tests.targets.live import appears, ends, is_running
 
@@ -51,6 +52,39 @@ def test_only_the_last_lines_are_kept_and_what_they_hold_is_harmless() -> None:
     assert len(lines) == 1 + KEPT_LINES
     assert lines[-1].startswith("    \\x1b[31mline 99 ")
     assert all(line.isprintable() and len(line) <= 170 for line in lines[1:])
+
+
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [
+        pytest.param("", "--grpc-command is empty", id="empty"),
+        pytest.param("serve 'it", 'cannot read --grpc-command "serve \'it": No closing quotation', id="open-quote"),
+        pytest.param("/", "cannot start '/': Permission denied", id="folder"),
+        pytest.param("sh -c 'kill -9 $$'", "was ended by SIGKILL before it was ready; its last output:", id="killed"),
+        pytest.param("sleep 300", "was not ready within 0.5 s (no line 'READY address=...'); its last o", id="silent"),
+        pytest.param(
+            "sh -c 'exec >&- 2>&-; sleep 300'",
+            "closed its standard output without a line 'READY address=...'",
+            id="closes",
+        ),
+    ],
+)
+def test_command_that_never_gets_ready_is_told_with_its_reason(command: str, told: str) -> None:
+    with pytest.raises(TargetBroken) as caught:
+        LaunchedProcess(command, ready_timeout=0.5).start()
+    assert told in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("address", "told"),
+    [("nonsense", "the address 'nonsense' is not host:port"), ("127.0.0.1:1", "nothing answers at 127.0.0.1:1: Conn")],
+)
+def test_address_in_the_ready_line_must_lead_somewhere(address: str, told: str) -> None:
+    with launched(READY.replace("127.0.0.1:5", address) + "time.sleep(300)") as process:
+        assert process.address == address
+        with pytest.raises(TargetBroken) as caught:
+            check_listens(process.address, 5)
+    assert told in str(caught.value)
 
 
 def test_output_after_the_ready_line_is_read_so_that_the_server_never_blocks_on_it(tmp_path: Path) -> None:
