@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 LONGEST_ENTRY = 160
@@ -29,9 +30,14 @@ class Entry:
 
 def harmless(text: str, longest: int = LONGEST_ENTRY) -> str:
     """The text on one line, without control or formatting characters, cut to ``longest`` characters."""
+    if len(text) <= longest and text.isprintable():
+        return text
     cut = text[: longest * 4]
     clean = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in cut)
     return clean if len(clean) <= longest and len(text) <= longest * 4 else clean[: longest - 1] + "\u2026"
+
+
+_Noted = tuple[float, str, "str | Callable[[], str]"]
 
 
 class Transcript:
@@ -39,20 +45,24 @@ class Transcript:
 
     def __init__(self) -> None:
         self._began = time.monotonic()
-        self._entries: deque[Entry] = deque(maxlen=MOST_ENTRIES)
+        self._entries: deque[_Noted] = deque(maxlen=MOST_ENTRIES)
         self._lost = 0
         self._lock = threading.Lock()
 
-    def note(self, actor: str, what: str) -> None:
-        """Add an entry; ``what`` may hold anything that a server sent."""
+    def note(self, actor: str, what: str | Callable[[], str]) -> None:
+        """Add an entry; ``what`` may hold anything that a server sent.
+
+        A function is called only when the entry is read: most transcripts never are.
+        """
         with self._lock:
             self._lost += len(self._entries) == MOST_ENTRIES
-            self._entries.append(Entry((time.monotonic() - self._began) * 1000, actor, harmless(what)))
+            self._entries.append(((time.monotonic() - self._began) * 1000, actor, what))
 
     def entries(self) -> tuple[Entry, ...]:
         """All entries so far."""
         with self._lock:
-            return tuple(self._entries)
+            noted = tuple(self._entries)
+        return tuple(Entry(at, actor, harmless(what if isinstance(what, str) else what())) for at, actor, what in noted)
 
     def tail(self, count: int = 12) -> str:
         """The last ``count`` entries, one a line, with a first line that says how many came before."""

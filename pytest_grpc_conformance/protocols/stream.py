@@ -133,7 +133,7 @@ class GenerateStream:
             return status
         message = self.protocol.generate.response.FromString(raw)
         event = self.protocol.to_event(message)
-        self.transcript.note("server", f"{self.label}: {describe(event)}")
+        self.transcript.note("server", lambda: f"{self.label}: {describe(event)}")
         return Received(raw, message, self.protocol.request_id_of(message), event)
 
 
