@@ -5,12 +5,15 @@ What is drawn is always legal, and its outcome is always fixed: nothing that the
 
 from __future__ import annotations
 
+import contextlib
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from hypothesis.configuration import set_hypothesis_home_dir
 
 from pytest_grpc_conformance.engines.course import SequenceOutcome, course
 from pytest_grpc_conformance.engines.script import (
@@ -189,6 +192,17 @@ def _clear(outcome: SequenceOutcome, tokens: tuple[Token, ...]) -> bool:
 # Checking.
 
 
+@contextlib.contextmanager
+def _no_folder_left() -> Iterator[None]:
+    """Hypothesis keeps caches in the current folder, which may be anybody's; here they go when the case has ended."""
+    with tempfile.TemporaryDirectory(prefix="grpc-conformance-") as folder:
+        set_hypothesis_home_dir(folder)
+        try:
+            yield
+        finally:
+            set_hypothesis_home_dir(None)
+
+
 class _Enough(BaseException):
     """Ends Hypothesis at once: it lets pass what is no ``Exception``."""
 
@@ -230,7 +244,8 @@ def check_any(check: Callable[[Play], None], *, seed: int | None, patience: floa
         suppress_health_check=(HealthCheck.too_slow,),
     )
     try:
-        configured(given(plays())(attempt))()
+        with _no_folder_left():
+            configured(given(plays())(attempt))()
     except (Exception, _Enough):
         if found:
             raise min(found, key=lambda sized: sized[0])[1] from None
