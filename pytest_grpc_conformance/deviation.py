@@ -46,9 +46,7 @@ class Deviation:
     """What was seen, and how to see it again."""
     link: str = ""
 
-    def covers(
-        self, implementation: str, version: str | None, requirements: Iterable[str], case_id: str
-    ) -> bool:
+    def covers(self, implementation: str, version: str | None, requirements: Iterable[str], case_id: str) -> bool:
         """Whether a case on an implementation is one that this declares."""
         return (
             implementation == self.implementation
@@ -76,9 +74,7 @@ def read(text: str, origin: str) -> tuple[Deviation, ...]:
     rows = data.get("deviation", [])
     if data.keys() - {"deviation"} or not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise BrokenDeviation(f"{origin}: only [[deviation]] tables are read")
-    return tuple(
-        _deviation(row, f"{origin}, deviation {at + 1}") for at, row in enumerate(rows)
-    )
+    return tuple(_deviation(row, f"{origin}, deviation {at + 1}") for at, row in enumerate(rows))
 
 
 def _deviation(row: dict[str, Any], where: str) -> Deviation:

@@ -48,9 +48,7 @@ def add_to_parser(parser: pytest.Parser) -> None:
         metavar="COMMAND",
         help="test a server that this command starts; it must print 'READY address=HOST:PORT' on standard output",
     )
-    group.addoption(
-        "--grpc-address", default=None, metavar="HOST:PORT", help="test a server that is running already"
-    )
+    group.addoption("--grpc-address", default=None, metavar="HOST:PORT", help="test a server that is running already")
     group.addoption(
         "--grpc-timeout-scale",
         default=None,

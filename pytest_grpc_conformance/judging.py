@@ -31,9 +31,7 @@ ATTRIBUTE = "grpc_conformance"
 """The name under which a test report carries a result from a worker to the controller."""
 
 
-def observe(
-    item: pytest.Item, case: Case, call: pytest.CallInfo[None], report: pytest.TestReport, run: Run
-) -> None:
+def observe(item: pytest.Item, case: Case, call: pytest.CallInfo[None], report: pytest.TestReport, run: Run) -> None:
     """Take one phase into account: shape the report that pytest prints, and attach the result at the end."""
     phases = item.stash.setdefault(PHASES, {})
     phases[report.when or "call"] = outcome_of(call, report)
@@ -48,9 +46,7 @@ def observe(
     _shape(report, result, error)
     _make_carriable(report)
     if report.when == "teardown":
-        final = replace(
-            item.stash[FIRST_RESULT], verdict=_verdict(item, case, run), seconds=_seconds(item, report)
-        )
+        final = replace(item.stash[FIRST_RESULT], verdict=_verdict(item, case, run), seconds=_seconds(item, report))
         report.user_properties.append(("verdict", final.verdict.value))
         setattr(report, ATTRIBUTE, final.to_data())
     else:
@@ -78,9 +74,7 @@ def outcome_of(call: pytest.CallInfo[None], report: pytest.TestReport) -> Outcom
 
 def _deviation(item: pytest.Item, case: Case, run: Run) -> deviation.Deviation | None:
     target = case.choice.target
-    return deviation.find(
-        deviation.declared(), target, run.version_of(target), case.requirements, case.case_id
-    )
+    return deviation.find(deviation.declared(), target, run.version_of(target), case.requirements, case.case_id)
 
 
 def _verdict(item: pytest.Item, case: Case, run: Run) -> Verdict:
@@ -91,9 +85,7 @@ def _verdict(item: pytest.Item, case: Case, run: Run) -> Verdict:
     )
 
 
-def _result(
-    item: pytest.Item, case: Case, error: BaseException | None, report: pytest.TestReport, run: Run
-) -> Result:
+def _result(item: pytest.Item, case: Case, error: BaseException | None, report: pytest.TestReport, run: Run) -> Result:
     phases = {"setup": Outcome.PASSED, "call": Outcome.PASSED} | item.stash[PHASES]
     declared = _deviation(item, case, run)
     verdict = judge(
@@ -111,9 +103,7 @@ def _result(
         verdict,
         report.duration,
         _reason(error, verdict, declared),
-        _failure(item, case, error, run)
-        if verdict in (Verdict.FAILED, Verdict.DEVIATES, Verdict.BROKEN)
-        else None,
+        _failure(item, case, error, run) if verdict in (Verdict.FAILED, Verdict.DEVIATES, Verdict.BROKEN) else None,
     )
 
 

@@ -49,9 +49,7 @@ def read(config: pytest.Config) -> Options:
     for name in require:
         registry.check(registry.SERVERS, "server", name)
         if name not in servers:
-            raise BadOption(
-                f"--grpc-require {name}, but --grpc-server leaves it out; add --grpc-server {name}"
-            )
+            raise BadOption(f"--grpc-require {name}, but --grpc-server leaves it out; add --grpc-server {name}")
     registry.load(servers, protocols)
     target, command, address = get("--grpc-target"), get("--grpc-command"), get("--grpc-address")
     _check_ways(target, command, address, get("--grpc-server"), get("--grpc-protocol"), protocols)

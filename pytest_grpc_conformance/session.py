@@ -86,9 +86,7 @@ class Run:
 
         try:
             if self.options.command is not None:
-                self.process = LaunchedProcess(
-                    self.options.command, ready_timeout=self.options.ready_timeout
-                ).start()
+                self.process = LaunchedProcess(self.options.command, ready_timeout=self.options.ready_timeout).start()
             self.address = self.process.address if self.process else self.options.address or ""
             wire = registry.protocol(self.options.protocols[0])
             self.model = probe(self.address, wire, self.options.timeout)
@@ -202,6 +200,4 @@ def refuse_update_golden(config: pytest.Config) -> None:
     if hasattr(config, "workerinput") or getattr(config.option, "numprocesses", None):
         raise pytest.UsageError("--grpc-update-golden writes files and does not go with xdist; leave -n out")
     if os.environ.get("CI", "").lower() not in ("", "0", "false"):
-        raise pytest.UsageError(
-            "--grpc-update-golden is refused in CI; run it by hand and review what changed"
-        )
+        raise pytest.UsageError("--grpc-update-golden is refused in CI; run it by hand and review what changed")

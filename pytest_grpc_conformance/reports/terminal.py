@@ -110,8 +110,6 @@ def _cases(count: int) -> str:
 
 
 def _closing(document: Document) -> str:
-    counts = ", ".join(
-        f"{document.count(verdict)} {verdict.value}" for verdict in Verdict if document.count(verdict)
-    )
+    counts = ", ".join(f"{document.count(verdict)} {verdict.value}" for verdict in Verdict if document.count(verdict))
     number = len(document.results)
     return f"{number} {'result' if number == 1 else 'results'}: {counts}" if counts else "no conformance case ran"

@@ -15,9 +15,7 @@ _ADDRESS = re.compile(r"^(?:\[(?P<v6>[0-9a-fA-F:.]+)\]|(?P<host>[^\s:/\[\]]+)):(
 class EndpointTarget(Target):
     """A running server at ``host:port``."""
 
-    def __init__(
-        self, address: str, protocol: WireProtocol, *, timeout: float, model: str, name: str = ""
-    ) -> None:
+    def __init__(self, address: str, protocol: WireProtocol, *, timeout: float, model: str, name: str = "") -> None:
         super().__init__()
         self._address = address
         self._model = model
