@@ -275,9 +275,7 @@ class WireProtocol(abc.ABC):
         """The reference servicers on an engine; each call makes fresh ones."""
 
     @abc.abstractmethod
-    def expected_messages(
-        self, request: Request, prompt: Prompt, script: Script, course: Course
-    ) -> list[Message]:
+    def expected_messages(self, request: Request, prompt: Prompt, script: Script, course: Course) -> list[Message]:
         """The response messages for a course, by rule: one result, one message per sequence that it changes.
 
         This is the source of the goldens. It must not use the reference servicer. It covers courses that end with

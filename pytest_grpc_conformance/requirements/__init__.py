@@ -177,9 +177,7 @@ def _rows(file: Traversable, document: dict[str, Any], group_ids: list[str]) -> 
         _check_values(file, row)
         if row.group_id not in group_ids:
             known = ", ".join(group_ids) or "none"
-            raise _broken(
-                file, row.id, f"not in the file's groups ({known})", "correct it or add a [[group]]"
-            )
+            raise _broken(file, row.id, f"not in the file's groups ({known})", "correct it or add a [[group]]")
         yield row
 
 

@@ -48,9 +48,7 @@ def cover(catalogue: Catalogue, cases: Iterable[CaseRef]) -> tuple[RowCoverage, 
     for case in cases:
         for row_id in case.requirement_ids:
             checking[_known(catalogue, case, row_id)].setdefault(case.case_id, case)
-    return tuple(
-        RowCoverage(catalogue.group_of(row), row, tuple(checking[row.id].values())) for row in catalogue.rows
-    )
+    return tuple(RowCoverage(catalogue.group_of(row), row, tuple(checking[row.id].values())) for row in catalogue.rows)
 
 
 def render_text(coverage: Sequence[RowCoverage], *, unchecked_only: bool = False, width: int = 72) -> str:

@@ -23,9 +23,7 @@ def test_planted_fault_is_noticed(module: str, fault: Fault, protocol: str) -> N
     broken = [f"{r.case_id}: {r.reason}" for r in results if r.verdict is Verdict.BROKEN]
     assert not broken
     for function, rows in fault.caught_by.items():
-        failed = [
-            r for r in results if r.verdict is Verdict.FAILED and r.case_id.partition("[")[0] == function
-        ]
+        failed = [r for r in results if r.verdict is Verdict.FAILED and r.case_id.partition("[")[0] == function]
         assert failed, f"{function} does not notice {fault.mutant} on {protocol}"
         for result in failed:
             assert set(result.requirements) & set(rows.split()), (result.case_id, result.requirements)
@@ -33,10 +31,7 @@ def test_planted_fault_is_noticed(module: str, fault: Fault, protocol: str) -> N
 
 def test_every_case_notices_some_fault() -> None:
     caught = {
-        (function, protocol)
-        for _, fault in planted()
-        for function in fault.caught_by
-        for protocol in fault.protocols
+        (function, protocol) for _, fault in planted() for function in fault.caught_by for protocol in fault.protocols
     }
     cases = {
         (case.case_id.partition("[")[0], case.case_id.partition("[")[2].rstrip("]").split("-")[0])

@@ -71,9 +71,7 @@ class TestShippedRows:
 
     def test_group_has_its_rows_by_level(self) -> None:
         counted = Counter((row.group_id, row.level) for row in catalogue().rows)
-        found = {
-            group.id: tuple(counted[group.id, level] for level in LEVELS) for group in catalogue().groups
-        }
+        found = {group.id: tuple(counted[group.id, level] for level in LEVELS) for group in catalogue().groups}
         assert found == EXPECTED
 
     def test_total(self) -> None:
@@ -105,12 +103,8 @@ class TestShippedRows:
             assert not more_than_one.search(row.statement), row.id
 
     def test_must_row_has_a_source(self) -> None:
-        document = re.compile(
-            r"OpenEngine v1|openengine/v1/|OE-|SMG protos|trtllm_service\.proto|gRPC|RFC 9113"
-        )
-        practice = re.compile(
-            r"grpcio|grpc\.aio|connectrpc|HTTP/2|asyncio|idiom of handlers|stated by no document"
-        )
+        document = re.compile(r"OpenEngine v1|openengine/v1/|OE-|SMG protos|trtllm_service\.proto|gRPC|RFC 9113")
+        practice = re.compile(r"grpcio|grpc\.aio|connectrpc|HTTP/2|asyncio|idiom of handlers|stated by no document")
         for row in ROWS.values():
             if row.level == "MUST":
                 assert document.search(row.source) or practice.search(row.source), (row.id, row.source)
@@ -182,9 +176,7 @@ def test_group_prefix_ends_at_a_hyphen() -> None:
 
 
 def test_unknown_protocol_names_the_nearest() -> None:
-    with pytest.raises(
-        UnknownRequirement, match=r"^no requirements for protocol 'openengin'; nearest: openengine"
-    ):
+    with pytest.raises(UnknownRequirement, match=r"^no requirements for protocol 'openengin'; nearest: openengine"):
         catalogue().for_protocol("openengin")
 
 
@@ -231,13 +223,9 @@ def written(folder: Path, **files: str) -> Path:
 def test_load_reads_a_folder(tmp_path: Path) -> None:
     read = load(written(tmp_path, toy=GROUP + row_toml(derived="true")))
     assert read.rows == (
-        Requirement(
-            "XX-ONE-001", "spec", "MUST", "The server answers.", "A document, a section", True, "black box"
-        ),
+        Requirement("XX-ONE-001", "spec", "MUST", "The server answers.", "A document, a section", True, "black box"),
     )
-    assert [(group.id, group.title, group.protocol) for group in read.groups] == [
-        ("XX-ONE", "First things", "toy")
-    ]
+    assert [(group.id, group.title, group.protocol) for group in read.groups] == [("XX-ONE", "First things", "toy")]
 
 
 def test_load_reads_given_files_in_order_of_name(tmp_path: Path) -> None:
@@ -344,9 +332,7 @@ def test_file_that_is_not_utf8_is_broken(tmp_path: Path) -> None:
 
 def test_id_in_two_files_is_broken(tmp_path: Path) -> None:
     first = GROUP + row_toml()
-    with pytest.raises(
-        BrokenCatalogue, match=r"^b\.toml: XX-ONE: already used in a\.toml; give it another id$"
-    ):
+    with pytest.raises(BrokenCatalogue, match=r"^b\.toml: XX-ONE: already used in a\.toml; give it another id$"):
         load(written(tmp_path, a=first, b=first))
 
 
