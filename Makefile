@@ -4,6 +4,8 @@ PYTHON ?= python3
 VENV ?= .venv
 JOBS ?= 2
 ARGS ?=
+# grpcio tells on standard error what its connections do, which the cases provoke on purpose.
+export GRPC_VERBOSITY ?= ERROR
 BENCH ?= $(sort $(wildcard benchmarks/*.py))
 
 python := $(VENV)/bin/python

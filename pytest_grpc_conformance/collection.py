@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_grpc_conformance import registry
-from pytest_grpc_conformance.hooks import CHOICE_FIXTURE, LIBRARY_FIXTURE
 from pytest_grpc_conformance.options import Options
+from pytest_grpc_conformance.shared import CHOICE_FIXTURE, LIBRARY_FIXTURE
 
 if TYPE_CHECKING:
     from pytest_grpc_conformance.targets.base import Capability

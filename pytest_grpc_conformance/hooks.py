@@ -10,26 +10,19 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pytest_grpc_conformance.shared import CASES, CHOICE_FIXTURE, LIBRARY_FIXTURE, RUN, CannotJudge
+
 if TYPE_CHECKING:
     from pytest_grpc_conformance.collection import Case
     from pytest_grpc_conformance.session import Run
 
-CHOICE_FIXTURE = "grpc_target_choice"
-LIBRARY_FIXTURE = "grpc_server_library"
 SERVER_FIXTURES = "pytest_grpc_conformance.fixtures.server"
 PYTEST_GRPC = "pytest_grpc.plugin"
 """Another plugin with a ``grpc_server`` fixture. Where it is installed its users keep theirs, unless they name ours in
 ``pytest_plugins``."""
 
 _NO_CALL = SimpleNamespace(params={})
-CASES = "pytest_grpc_conformance.cases"
 CASE = pytest.StashKey["Case | None"]()
-RUN = pytest.StashKey["Run"]()
-"""The state of a run that uses the suite; ``session.run_of`` makes it."""
-
-
-class CannotJudge(RuntimeError):
-    """The run cannot judge what was asked for: a required library is missing, or the target cannot be had."""
 
 
 def exit_code(error: pytest.UsageError) -> int:

@@ -15,9 +15,9 @@ import pytest
 from pytest_grpc_conformance import deviation
 from pytest_grpc_conformance.collection import Case
 from pytest_grpc_conformance.flags import DEFAULT_TIMEOUT
-from pytest_grpc_conformance.hooks import CASES
 from pytest_grpc_conformance.reports.document import Failure, Result
 from pytest_grpc_conformance.session import Run
+from pytest_grpc_conformance.shared import CASES
 from pytest_grpc_conformance.targets.base import NotApplicable, TargetBroken
 from pytest_grpc_conformance.transcript import Transcript, harmless
 from pytest_grpc_conformance.verdict import Outcome, Phases, Verdict, Violation, judge

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_grpc_conformance import __version__, registry
-from pytest_grpc_conformance.hooks import RUN, CannotJudge
 from pytest_grpc_conformance.options import Options
 from pytest_grpc_conformance.reports.document import Document, Result, ordered
+from pytest_grpc_conformance.shared import RUN, CannotJudge
 
 if TYPE_CHECKING:
     from pytest_grpc_conformance.collection import TargetChoice

@@ -38,13 +38,14 @@ class Capability(enum.Enum):
     LIFECYCLE = "lifecycle"
     """The case may stop the server and start it again."""
     REFERENCE = "reference"
-    """The servicer is the protocol's reference servicer, so message boundaries are those of the goldens."""
+    """The servicer is the protocol's reference servicer: it fixes message boundaries that protocols leave open (those
+    of the goldens), and follows rows of level REF."""
 
 
 WHY_NOT = {
     Capability.SCRIPTED: "the engine of this target cannot be scripted or gated",
     Capability.LIFECYCLE: "this target's server cannot be stopped and started by a case",
-    Capability.REFERENCE: "message boundaries are fixed for the reference servicer only",
+    Capability.REFERENCE: "the protocol leaves this open; it is asked of the reference servicer only",
 }
 
 

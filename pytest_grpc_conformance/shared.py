@@ -1,0 +1,20 @@
+"""Names and keys that the hooks, which every pytest run imports, share with what only a conformance run imports."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    pass
+
+CHOICE_FIXTURE = "grpc_target_choice"
+LIBRARY_FIXTURE = "grpc_server_library"
+CASES = "pytest_grpc_conformance.cases"
+RUN = pytest.StashKey["Run"]()
+"""The state of a run that uses the suite; ``session.run_of`` makes it."""
+
+
+class CannotJudge(RuntimeError):
+    """The run cannot judge what was asked for: a required library is missing, or the target cannot be had."""
