@@ -19,7 +19,7 @@ from pytest_grpc_conformance.engines.script import (
     tokens,
 )
 from pytest_grpc_conformance.marker import SCRIPTED, requirement
-from pytest_grpc_conformance.protocols.base import AbortAnswer, Request, Status, WireProtocol
+from pytest_grpc_conformance.protocols.base import AbortAnswer, Request, Status, TokensEvent, WireProtocol
 from pytest_grpc_conformance.targets.base import NotApplicable, Target
 
 if TYPE_CHECKING:
@@ -113,6 +113,17 @@ def test_aborted_stream_keeps_what_was_delivered(grpc_target: Target, told: int)
     sequences = asserts.ended(stream, gate).sequences
     received = [token for sequence in sequences.values() for token in sequence.tokens]
     asserts.token_ids(tokens(told), received, "an aborted stream")
+
+
+@requirement("OE-USE-004", "SMG-CMP-008", needs=(SCRIPTED,))
+def test_aborted_request_counts_what_came(grpc_target: Target) -> None:
+    """The server MUST count the tokens of an aborted request that it has sent, where it counts at all."""
+    request = Request("aborted")
+    gate, stream = _held(grpc_target, request, 3)
+    _abort(grpc_target, "aborted")
+    collected = asserts.ended(stream, gate)
+    counts = [event.usage for event in (r.event for r in collected.received) if not isinstance(event, TokensEvent)]
+    asserts.equal("completion tokens of the end", [3] * len(counts), [usage and usage.completion for usage in counts])
 
 
 @requirement("OE-ABT-012", "SMG-ABT-008", needs=(SCRIPTED,))

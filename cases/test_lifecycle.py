@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pytest_grpc_conformance.targets.inprocess import InprocessTarget
 
 FOUR = script(one_by_one(tokens(4)))
-TEXT = script(one_by_one(pieces("x" * 45_000, "y" * 45_000)))
+TEXT = script(one_by_one(pieces("x" * 30_000, "y" * 45_000)))
 IDS = script(in_steps(tokens(8000, start=2**28, text=False), [4000] * 2))
 """Two results, the first less than a window of 64 KiB and both more: by their text, or by their ids and the end."""
 HELD = Request("held", max_tokens=100_000)

@@ -223,3 +223,13 @@ def test_late_end_does_not_reach_the_next_request(grpc_target: Target) -> None:
     collected = asserts.ended(stream, first, second)
     if collected.received or collected.status.ok:
         _outcome(grpc_target, collected, FOUR, request)
+
+
+@requirement("OE-GEN-003", "SMG-GEN-003", needs=(SCRIPTED,))
+@pytest.mark.parametrize("length", [65, 257, 1025], ids=lambda length: f"length={length}")
+def test_long_id_is_repeated_whole(grpc_target: Target, length: int) -> None:
+    """The server MUST repeat the whole request id on every message, however long it is."""
+    request = Request("i" * length)
+    asserts.ordered(
+        asserts.ended(grpc_target.play(script(one_by_one(tokens(2))), request)), request, grpc_target.protocol
+    )

@@ -16,7 +16,7 @@ import grpc
 from pytest_grpc_conformance.engines.course import Course, SequenceOutcome
 from pytest_grpc_conformance.engines.gate import Gate
 from pytest_grpc_conformance.engines.milestone import DeadlineMissed, Milestone
-from pytest_grpc_conformance.engines.script import EndOfSequence, Finish, FinishReason, Token
+from pytest_grpc_conformance.engines.script import EndOfSequence, Finish, FinishReason, StopText, StopToken, Token
 from pytest_grpc_conformance.protocols.base import (
     ErrorEvent,
     Event,
@@ -356,7 +356,21 @@ def usage(collected: Collected, course: Course, request: Request, wire: WireProt
             _counts(counts, prompt, len(course.outcome[index].tokens), f"sequence {index}")
         return
     usage_only_on_last(collected)
-    _counts(collected.received[-1].event.usage, prompt, course.completion_tokens, "the last message")
+    hidden = sum(_hidden(sequence.finish, request) for sequence in course.outcome)
+    _counts(collected.received[-1].event.usage, prompt, course.completion_tokens, "the last message", hidden)
+
+
+def _hidden(finish: Finish | None, request: Request) -> int:
+    """How many tokens at most the end of a sequence keeps out of the output; OE-USE-011 lets a server count them."""
+    match None if finish is None else finish.match:
+        case EndOfSequence():
+            return 1
+        case StopToken() if not request.include_stop:
+            return 1
+        case StopText(text) if not request.include_stop:
+            return len(text)  # A token of the stop has one character at least.
+        case _:
+            return 0
 
 
 def usage_only_on_last(collected: Collected) -> None:
@@ -365,13 +379,15 @@ def usage_only_on_last(collected: Collected) -> None:
     equal("the positions of the messages with usage", [len(collected.received) - 1], positions)
 
 
-def _counts(observed: Usage | None, prompt: int, completion: int, where: str) -> None:
+def _counts(observed: Usage | None, prompt: int, completion: int, where: str, hidden: int = 0) -> None:
     if observed is None:
         violation(f"{where} carries no usage", f"prompt {prompt}, completion {completion}", "no usage")
     equal(f"prompt tokens of {where}", prompt, observed.prompt)
-    equal(f"completion tokens of {where}", completion, observed.completion)
+    if not completion <= observed.completion <= completion + hidden:
+        wanted = f"{completion}" + (f", or up to {completion + hidden} with what the stop hides" if hidden else "")
+        violation(f"completion tokens of {where} differs", wanted, observed.completion)
     if observed.total is not None:
-        equal(f"total tokens of {where}", prompt + completion, observed.total)
+        equal(f"total tokens of {where}", prompt + observed.completion, observed.total)
     if observed.cached is not None:
         true(
             f"cached tokens of {where} do not exceed prompt tokens",

@@ -48,6 +48,8 @@ REMEDY = "restore it, or write it anew with pytest --grpc-update-golden and revi
 class BrokenGolden(Exception):
     """A golden file is missing or cannot be read; the message names it and says what to do."""
 
+    tells_all = True
+
 
 @dataclass(frozen=True, slots=True)
 class Recipe:

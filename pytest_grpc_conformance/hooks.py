@@ -135,6 +135,8 @@ class Recorder:
         run = self._config.stash.get(RUN, None)
         if run is None or hasattr(self._config, "workerinput"):
             return
+        if session.exitstatus in (pytest.ExitCode.INTERRUPTED, pytest.ExitCode.INTERNAL_ERROR):
+            run.notes.append("the run did not come to its end; cases are missing here")
         if run.process is not None and not run.process.alive:
             run.notes += run.process.obituary().splitlines()
             session.exitstatus = session.exitstatus or 1

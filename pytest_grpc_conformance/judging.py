@@ -231,6 +231,9 @@ def _shape(report: pytest.TestReport, result: Result, error: BaseException | Non
             setattr(report, "wasxfail", f"declared deviation: {result.reason}")  # noqa: B010  (not a declared attribute)
         else:
             report.longrepr = screen(result)
+    elif getattr(error, "tells_all", False):
+        # Its message says what is wrong and what to do; a traceback through our code would only hide it.
+        report.longrepr = _clean(f"{type(error).__name__}: {error}")
     elif error is None and report.when == "call" and result.verdict is Verdict.UNEXPECTED_PASS:
         report.outcome = "failed"
         report.longrepr = (

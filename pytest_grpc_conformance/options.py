@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_grpc_conformance import registry
@@ -65,7 +66,7 @@ def read(config: pytest.Config) -> Options:
         DEFAULT_TIMEOUT * _positive("--grpc-timeout-scale", get("--grpc-timeout-scale"), 1.0),
         _positive("--grpc-ready-timeout", get("--grpc-ready-timeout"), READY_TIMEOUT),
         get("--grpc-update-golden"),
-        get("--grpc-report"),
+        _writable("--grpc-report", get("--grpc-report")),
     )
 
 
@@ -85,6 +86,13 @@ def _positive(option: str, given: str | None, default: float) -> float:
     if not 0 < value < float("inf"):
         raise BadOption(f"{option} {given!r} is not a number above 0")
     return value
+
+
+def _writable(option: str, path: str | None) -> str | None:
+    """Better to say so before a long run than after it."""
+    if path is None or Path(path).absolute().parent.is_dir():
+        return path
+    raise BadOption(f"{option} {path}: the folder {Path(path).parent} does not exist; make it, or name another")
 
 
 def _check_ways(

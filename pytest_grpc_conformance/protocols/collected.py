@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from pytest_grpc_conformance.engines.script import Token
+from pytest_grpc_conformance.engines.script import EndOfSequence, Token
 from pytest_grpc_conformance.protocols.base import (
     ErrorEvent,
     FinishEvent,
@@ -27,6 +27,9 @@ class SequenceReceived:
     token_messages: int = 0
     after_finish: int = 0
     """Token messages that came after the sequence had finished."""
+    end_record: Token | None = None
+    """The record of the end-of-sequence id that ended the sequence, where the server shows it (OE-TOK-014 leaves that
+    open); ``tokens`` is without it."""
 
     @property
     def token_ids(self) -> tuple[int, ...]:
@@ -62,6 +65,8 @@ def collect(received: Sequence[Received], status: Status) -> Collected:
             sequence.after_finish += bool(sequence.finishes)
         elif isinstance(event, FinishEvent):
             sequences.setdefault(event.index, SequenceReceived()).finishes.append(event)
+    for sequence in sequences.values():
+        _set_end_record_apart(sequence)
     return Collected(
         tuple(received),
         status,
@@ -69,3 +74,9 @@ def collect(received: Sequence[Received], status: Status) -> Collected:
         tuple(r.event for r in received if isinstance(r.event, PromptEvent)),
         tuple(r.event for r in received if isinstance(r.event, ErrorEvent)),
     )
+
+
+def _set_end_record_apart(sequence: SequenceReceived) -> None:
+    match = sequence.finishes[-1].finish.match if sequence.finishes and sequence.finishes[-1].finish else None
+    if isinstance(match, EndOfSequence) and sequence.tokens and sequence.tokens[-1].id == match.token_id:
+        sequence.end_record = sequence.tokens.pop()

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 class TargetBroken(RuntimeError):
     """The target could not be started, reached or kept alive; the message says what was seen, in few lines."""
 
+    tells_all = True
+
 
 class NotApplicable(Exception):
     """The target cannot carry a case; the message says why, ``code`` is a word for reports."""

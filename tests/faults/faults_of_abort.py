@@ -10,7 +10,7 @@ import grpc
 
 from pytest_grpc_conformance.engines.gated import GatedEngine
 from pytest_grpc_conformance.protocols.base import Message, WireProtocol
-from tests.faults.alterations import RememberingEngine, body, has_tokens, is_end, kind
+from tests.faults.alterations import RememberingEngine, body, each, has_tokens, is_end, kind
 from tests.faults.faults_of_cancel import HandingEngine, handles_of
 from tests.faults.plant import Call, Mutant
 from tests.faults.table import Fault
@@ -216,6 +216,18 @@ ends_only_the_first_sequence = Mutant(generate=_only_the_first)
 _ANSWER = "OE-ABT-005 SMG-ABT-001"
 _FORM = "OE-ABT-010 OE-FIN-011 SMG-ABT-004"
 
+
+def _count_nothing(message: Message) -> None:
+    if kind(message) == "finished" and message.HasField("usage"):
+        message.usage.total_tokens -= message.usage.completion_tokens
+        message.usage.completion_tokens = 0
+    elif kind(message) == "complete" and message.complete.finish_reason == "cancelled":
+        message.complete.completion_tokens = 0
+
+
+counts_nothing_for_an_aborted_request = Mutant(generate=each(_count_nothing))
+
+
 FAULTS = (
     Fault(
         "denies_every_abort",
@@ -313,5 +325,9 @@ FAULTS = (
     Fault(
         "ends_only_the_first_sequence",
         caught_by={"abort/abort_ends_every_sequence": "OE-N-009 SMG-N-006"},
+    ),
+    Fault(
+        "counts_nothing_for_an_aborted_request",
+        caught_by={"abort/aborted_request_counts_what_came": "OE-USE-004 SMG-CMP-008"},
     ),
 )

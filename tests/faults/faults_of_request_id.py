@@ -9,6 +9,7 @@ from pytest_grpc_conformance.engines.gated import GatedEngine, GatedGeneration
 from pytest_grpc_conformance.engines.parameters import GenerationParameters
 from pytest_grpc_conformance.engines.script import Prompt
 from pytest_grpc_conformance.protocols.base import Message, WireProtocol
+from tests.faults.alterations import each
 from tests.faults.faults_of_cancel import HandingEngine, handles_of
 from tests.faults.plant import Call, Mutant
 from tests.faults.table import Fault
@@ -88,6 +89,14 @@ class _AbortsById(HandingEngine):
 
 old_abort_hits_the_next_request = Mutant(engine=_AbortsById)
 
+
+def _cut_id(message: Message) -> None:
+    message.request_id = message.request_id[:64]
+
+
+cuts_long_ids = Mutant(generate=each(_cut_id))
+
+
 FAULTS = (
     Fault(
         "first_gives_way_to_the_second",
@@ -119,4 +128,5 @@ FAULTS = (
         "F166",
         caught_by={"request_id/late_end_does_not_reach_the_next_request": "OE-GEN-027 OE-ERR-025 SMG-GEN-017"},
     ),
+    Fault("cuts_long_ids", caught_by={"request_id/long_id_is_repeated_whole": "OE-GEN-003 SMG-GEN-003"}),
 )
