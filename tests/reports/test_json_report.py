@@ -149,3 +149,37 @@ def test_report_in_a_folder_that_is_not_there_is_refused_before_the_run(folder: 
     assert "--grpc-report missing/report.json: the folder missing does not exist" in result.text
     assert "passed" not in result.text
     assert "Traceback" not in result.text
+
+
+def test_run_without_a_case_writes_an_empty_report(folder: Path) -> None:
+    result = run_pytest(folder, "-k", "nothing", "--grpc-report", "empty.json")
+    assert result.code == 5
+    assert report(folder / "empty.json")["results"] == []
+
+
+EVERYTHING = Result(
+    "a/b[smg-k=1]", "grpcio", "smg", ("SMG-1", "SMG-2"), "It MUST.", Verdict.FAILED, 0.25, "why", Failure(*"peotr")
+)
+
+
+def test_result_survives_the_way_through_plain_data() -> None:
+    for result in (EVERYTHING, Result("a/b", "t", "p", (), "", Verdict.NOT_APPLICABLE, 0.0)):
+        assert Result.from_data(json.loads(json.dumps(result.to_data()))) == result
+
+
+def test_order_does_not_depend_on_the_order_of_the_run() -> None:
+    results = [
+        Result(case_id, target, protocol, (), "", Verdict.PASSED, 0.0)
+        for case_id in ("b/a", "a/b")
+        for protocol in ("smg", "openengine")
+        for target in ("b", "a")
+    ]
+    assert ordered(results) == ordered(reversed(results))
+    assert [result.target for result in ordered(results)] == ["a"] * 4 + ["b"] * 4
+
+
+def test_document_counts_by_verdict() -> None:
+    document = Document("1", (), (EVERYTHING, EVERYTHING))
+    assert document.count(Verdict.FAILED) == 2
+    assert document.count(Verdict.PASSED) == 0
+    assert EVERYTHING.area == "a"
