@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from typing import TYPE_CHECKING
+
 import pytest
+
+if TYPE_CHECKING:
+    from pytest_grpc_conformance.session import Run
 
 if TYPE_CHECKING:
     pass
@@ -12,7 +17,7 @@ if TYPE_CHECKING:
 CHOICE_FIXTURE = "grpc_target_choice"
 LIBRARY_FIXTURE = "grpc_server_library"
 CASES = "pytest_grpc_conformance.cases"
-RUN = pytest.StashKey["Run"]()
+RUN: pytest.StashKey[Run] = pytest.StashKey()
 """The state of a run that uses the suite; ``session.run_of`` makes it."""
 
 
