@@ -4,15 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from typing import TYPE_CHECKING
-
 import pytest
 
 if TYPE_CHECKING:
     from pytest_grpc_conformance.session import Run
-
-if TYPE_CHECKING:
-    pass
 
 CHOICE_FIXTURE = "grpc_target_choice"
 LIBRARY_FIXTURE = "grpc_server_library"
