@@ -7,6 +7,7 @@ A third party adds a library by an entry point in the group ``pytest_grpc_confor
 from __future__ import annotations
 
 import abc
+import functools
 import importlib.metadata
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -76,6 +77,20 @@ class Availability:
         return not self.reason
 
 
+@functools.cache
+def _availability(requirement: str) -> Availability:
+    wanted = Requirement(requirement)
+    remedy = f"pip install '{requirement}'"
+    try:
+        version = importlib.metadata.version(wanted.name)
+    except importlib.metadata.PackageNotFoundError:
+        return Availability(None, f"{wanted.name} is not installed", remedy)
+    if not wanted.specifier.contains(version, prereleases=True):
+        reason = f"{wanted.name} {version} is installed, {wanted.specifier} is needed"
+        return Availability(version, reason, remedy)
+    return Availability(version)
+
+
 class ServerLibrary(abc.ABC):
     """One gRPC server library."""
 
@@ -86,17 +101,8 @@ class ServerLibrary(abc.ABC):
 
     @classmethod
     def availability(cls) -> Availability:
-        """Looks at the installed distributions; imports nothing of the library."""
-        wanted = Requirement(cls.requirement)
-        remedy = f"pip install '{cls.requirement}'"
-        try:
-            version = importlib.metadata.version(wanted.name)
-        except importlib.metadata.PackageNotFoundError:
-            return Availability(None, f"{wanted.name} is not installed", remedy)
-        if not wanted.specifier.contains(version, prereleases=True):
-            reason = f"{wanted.name} {version} is installed, {wanted.specifier} is needed"
-            return Availability(version, reason, remedy)
-        return Availability(version)
+        """Looks at the installed distributions, once; imports nothing of the library."""
+        return _availability(cls.requirement)
 
     @abc.abstractmethod
     async def start(self, setup: ServerSetup) -> RunningServer:
