@@ -176,8 +176,9 @@ async def test_stop(grpc_server):
     async with grpc.aio.insecure_channel(grpc_server.address) as channel:
         assert await echo.EchoStub(channel).Call(b"hello", timeout=5)
         await grpc_server.stop_async(1)
+    async with grpc.aio.insecure_channel(grpc_server.address) as later:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await echo.EchoStub(channel).Call(b"hello", timeout=5)
+            await echo.EchoStub(later).Call(b"hello", timeout=5)
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
 
 def test_blocking_test_beside_them(grpc_stub):
