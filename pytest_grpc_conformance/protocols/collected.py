@@ -27,9 +27,6 @@ class SequenceReceived:
     token_messages: int = 0
     after_finish: int = 0
     """Token messages that came after the sequence had finished."""
-    end_record: Token | None = None
-    """The record of the end-of-sequence id that ended the sequence, where the server shows it (OE-TOK-014 leaves that
-    open); ``tokens`` is without it."""
 
     @property
     def token_ids(self) -> tuple[int, ...]:
@@ -66,7 +63,7 @@ def collect(received: Sequence[Received], status: Status) -> Collected:
         elif isinstance(event, FinishEvent):
             sequences.setdefault(event.index, SequenceReceived()).finishes.append(event)
     for sequence in sequences.values():
-        _set_end_record_apart(sequence)
+        _drop_end_record(sequence)
     return Collected(
         tuple(received),
         status,
@@ -76,7 +73,8 @@ def collect(received: Sequence[Received], status: Status) -> Collected:
     )
 
 
-def _set_end_record_apart(sequence: SequenceReceived) -> None:
+def _drop_end_record(sequence: SequenceReceived) -> None:
+    """Whether the record of the id that ended a sequence is shown is open (OE-TOK-014), so it is not kept."""
     match = sequence.finishes[-1].finish.match if sequence.finishes and sequence.finishes[-1].finish else None
     if isinstance(match, EndOfSequence) and sequence.tokens and sequence.tokens[-1].id == match.token_id:
-        sequence.end_record = sequence.tokens.pop()
+        sequence.tokens.pop()
