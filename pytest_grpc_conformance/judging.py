@@ -242,6 +242,9 @@ def _shape(report: pytest.TestReport, result: Result, error: BaseException | Non
         )
 
 
+_LAYOUT = str.maketrans("", "", "\n\t")
+
+
 def _make_carriable(report: pytest.TestReport) -> None:
     """Leave nothing in a report that a terminal obeys, or that cannot cross to the controller or go to a file.
 
@@ -255,6 +258,8 @@ def _make_carriable(report: pytest.TestReport) -> None:
 
 
 def _printable(text: str) -> str:
+    if text.translate(_LAYOUT).isprintable():
+        return text
     return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
 
 

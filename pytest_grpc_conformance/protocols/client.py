@@ -99,8 +99,15 @@ class Client:
         return health
 
     def wait_connected(self) -> None:
-        """Return once the connection stands; raises ``grpc.FutureTimeoutError`` when it does not in time."""
-        grpc.channel_ready_future(self.channel).result(self.timeout)
+        """Return once the server has answered a first call, whatever it said. Raises ``grpc.RpcError`` if none came.
+
+        Not by the channel's connectivity: closing a channel that is watched waits for the watching thread.
+        """
+        try:
+            self.protocol.health(self.channel, self.timeout)
+        except grpc.RpcError as error:
+            if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+                raise
 
     def close(self) -> None:
         """End every call and the connection."""

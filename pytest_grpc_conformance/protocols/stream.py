@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Iterator
+import time
 from typing import Any
 
 import grpc
@@ -20,6 +20,9 @@ from pytest_grpc_conformance.protocols.base import (
     WireProtocol,
 )
 from pytest_grpc_conformance.transcript import Transcript
+
+MOST_MESSAGES = 100_000
+"""What one stream may hold: a server that repeats itself for ever must not take all memory."""
 
 
 class NothingCame(TimeoutError):
@@ -49,6 +52,8 @@ class GenerateStream:
         self._asked = False
         self._greedy = False
         self._closed = False
+        self._last_came = 0.0
+        self._ended = threading.Event()
         self._thread = threading.Thread(target=self._read, name=f"read {label}", daemon=True)
         self._thread.start()
 
@@ -61,11 +66,33 @@ class GenerateStream:
         self._ask()
         limit = self._timeout if timeout is None else timeout
         try:
-            item = self._inbox.get(timeout=limit)
+            return self._accept(self._inbox.get(timeout=limit))
         except queue.Empty:
-            raise NothingCame(
-                f"{self.label}: nothing came within {limit:g} s after {len(self.received)} messages"
-            ) from None
+            raise self._nothing_came(limit) from None
+
+    def rest(self) -> list[Received]:
+        """All messages of the stream, earlier ones included, once the status is there. Raises ``NothingCame``.
+
+        The reading thread runs by itself and hands over at its end: to wake the caller for each message would cost
+        more than the message.
+        """
+        if self.status is None:
+            self._greedy = True
+            self._last_came = time.monotonic()
+            self._ask()
+            while (left := self._last_came + self._timeout - time.monotonic()) > 0 and not self._ended.wait(left):
+                pass
+        while self.status is None:
+            try:
+                self._accept(self._inbox.get_nowait())
+            except queue.Empty:
+                raise self._nothing_came(self._timeout) from None
+        return self.received
+
+    def _nothing_came(self, limit: float) -> NothingCame:
+        return NothingCame(f"{self.label}: nothing came within {limit:g} s after {len(self.received)} messages")
+
+    def _accept(self, item: Received | Status | Exception) -> Received | Status:
         self._asked = False
         if isinstance(item, Exception):
             raise item
@@ -74,21 +101,6 @@ class GenerateStream:
         else:
             self.received.append(item)
         return item
-
-    def messages(self) -> Iterator[Received]:
-        """The messages that are still to come, up to the status (then in ``status``). Raises ``NothingCame``."""
-        self._greedy = True
-        while True:
-            item = self.next()
-            if isinstance(item, Status):
-                return
-            yield item
-
-    def rest(self) -> list[Received]:
-        """All messages of the stream, earlier ones included, once the status is there. Raises ``NothingCame``."""
-        for _ in self.messages():
-            pass
-        return self.received
 
     def cancel(self) -> None:
         """Cancel the RPC, as a client does that has lost interest."""
@@ -110,19 +122,22 @@ class GenerateStream:
             self._wanted.release()
 
     def _read(self) -> None:
-        while True:
-            if not self._greedy:
-                self._wanted.acquire()
-            if self._closed:
-                return
-            try:
+        try:
+            for _ in range(MOST_MESSAGES):
+                if not self._greedy:
+                    self._wanted.acquire()
+                if self._closed:
+                    return
                 item = self._take()
-            except Exception as error:  # The case's thread must see it, whatever it is.
-                self._inbox.put(error)
-                return
-            self._inbox.put(item)
-            if isinstance(item, Status):
-                return
+                self._last_came = time.monotonic()
+                self._inbox.put(item)
+                if isinstance(item, Status):
+                    return
+            self._inbox.put(NothingCame(f"{self.label}: no status came after {MOST_MESSAGES} messages"))
+        except Exception as error:  # The case's thread must see it, whatever it is.
+            self._inbox.put(error)
+        finally:
+            self._ended.set()
 
     def _take(self) -> Received | Status:
         try:
