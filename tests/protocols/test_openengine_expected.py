@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 
 import pytest
@@ -10,6 +9,7 @@ from google.protobuf import text_format
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from openengine_serving import collect
+from own_loop import run_on_own_loop
 from scripted_engine import ScriptedEngine
 
 from pytest_grpc_conformance.engines.course import Course, course
@@ -241,7 +241,7 @@ def test_servicer_gives_the_expected_messages(exchange: tuple[Request, Script]) 
     request, played = exchange
     cut = course(played, request.parameters(), EOS)
     engine = ScriptedEngine(script=played, eos_token_ids=EOS)
-    received = asyncio.run(collect(engine, OPENENGINE.to_message(request, model=engine.model)))
+    received = run_on_own_loop(collect(engine, OPENENGINE.to_message(request, model=engine.model)))
     assert received == OPENENGINE.expected_messages(request, PROMPT, played, cut)
     assert [generation.aborts for generation in engine.generations] == [0]
 

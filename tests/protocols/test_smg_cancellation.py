@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from own_loop import run_on_own_loop
 from smg_engine import SECRET, WORDS, HandMadeEngine, HandMadeGeneration, SmgClient, drain, ids, serving
 from smg_grpc_proto.generated import trtllm_service_pb2 as pb
 
@@ -117,7 +118,7 @@ def test_stream_closed_at_a_yield_aborts_what_still_runs(finish: Finish | None, 
             assert ids(await anext(stream)) == [5]
             await stream.aclose()  # type: ignore[attr-defined]
 
-    asyncio.run(one_message())
+    run_on_own_loop(one_message())
     assert generation.aborts == 2 * aborts
 
 
@@ -135,7 +136,7 @@ def test_abort_of_a_stream_that_only_drains_is_not_passed_on() -> None:
         assert rest[0].complete.finish_reason == "length"
         return answer
 
-    assert not asyncio.run(abort_while_draining()).success
+    assert not run_on_own_loop(abort_while_draining()).success
     assert generation.aborts == 0
 
 

@@ -51,6 +51,8 @@ class InferenceServicer(openengine_pb2_grpc.InferenceServicer):
             try:
                 stream = await self._submit(wanted, active)
             except Refused as refusal:
+                # Before the status is out, so that a client who has it can use the id again.
+                self.state.release(active)
                 await context.abort(refusal.code, refusal.details)
             while not stream.over:
                 messages = await stream.advance()
