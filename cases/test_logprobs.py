@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -42,11 +43,17 @@ def _prompt(*ids: int) -> tuple[Token, ...]:
 
 PROMPT = _prompt(11, 12, 13, 14)
 PROMPT_IDS = tuple(token.id for token in PROMPT)
+ASKED = script(one_by_one(tokens(3)), prompt=PROMPT)
+
+
+def _whole(target: Target, told: Script, request: Request) -> Collected:
+    """The whole answer to a request whose script is released from the start."""
+    return asserts.succeeded(target.play(told, request), request)
 
 
 def _scored_as_told(target: Target, told: Script, request: Request) -> Collected:
     """The whole answer, whose tokens and scores are those of the script, in every message that has them."""
-    collected = asserts.succeeded(target.play(told, request), request)
+    collected = _whole(target, told, request)
     for index, expected in enumerate(course(told, request.parameters()).outcome):
         received = collected.sequences[index]
         _same(expected.tokens, tuple(received.tokens), target.protocol, f"sequence {index}")
@@ -76,12 +83,25 @@ def _only_prompt(collected: Collected) -> tuple[Token, ...]:
     return found[0]
 
 
+def _edited(target: Target, told: Script, request: Request, edit: Callable[[Any], object]) -> Collected:
+    """The whole answer, whatever it is, to a request whose message is edited before it is sent."""
+    target.prepare(request.request_id, told, open=True)
+    message = target.protocol.to_message(request, model=target.model)
+    edit(message)
+    return asserts.ended(target.client.send(message, label=request.request_id))
+
+
 def _values(collected: Collected) -> list[float]:
     """Every log probability that came: of tokens, of their candidates, and of the prompt."""
     groups = [token for sequence in collected.sequences.values() for token in sequence.tokens]
     groups += [token for prompt in _prompts(collected) for token in prompt]
     own = [token.logprob for token in groups if token.logprob is not None]
     return own + [candidate.logprob for token in groups for candidate in token.candidates]
+
+
+def _all_finite(collected: Collected) -> None:
+    for value in _values(collected):
+        asserts.true("a log probability is finite and at most 0", math.isfinite(value) and value <= 0, value)
 
 
 # Output tokens.
@@ -94,15 +114,13 @@ def test_each_token_has_its_own_score(grpc_target: Target, sizes: tuple[int, ...
 
     OpenEngine v1, docs/api.md, Generation API.
     """
-    told = script(in_steps(TOLD, sizes))
-    _scored_as_told(grpc_target, told, Request("scored", logprobs=5))
+    _scored_as_told(grpc_target, script(in_steps(TOLD, sizes)), Request("scored", logprobs=5))
 
 
 @requirement("OE-LP-003", "SMG-LP-001", needs=(SCRIPTED,))
 def test_tokens_of_one_step_have_candidates_of_their_own(grpc_target: Target) -> None:
     """The server MUST give each token of a step the candidates of its own position."""
-    told = script(in_steps(TOLD, (3, 4)))
-    _scored_as_told(grpc_target, told, Request("own", logprobs=2))
+    _scored_as_told(grpc_target, script(in_steps(TOLD, (3, 4))), Request("own", logprobs=2))
 
 
 @requirement("OE-LP-004", "SMG-CMP-009", needs=(SCRIPTED,))
@@ -134,9 +152,7 @@ def test_scores_stay_with_their_sequence(grpc_target: Target) -> None:
 @pytest.mark.parametrize("wanted", [1, 2, 5], ids=lambda wanted: f"k={wanted}")
 def test_candidates_are_the_best_ones(grpc_target: Target, wanted: int) -> None:
     """The server MUST give as many candidates as asked for, the most probable ones."""
-    told = script(one_by_one(TOLD))
-    request = Request("best", logprobs=wanted)
-    collected = asserts.succeeded(grpc_target.play(told, request), request)
+    collected = _whole(grpc_target, script(one_by_one(TOLD)), Request("best", logprobs=wanted))
     for expected, token in zip(TOLD, collected.sequences[0].tokens, strict=False):
         best = {candidate.token_id for candidate in expected.candidates[:wanted]}
         asserts.equal("the number of candidates", wanted, len(token.candidates))
@@ -146,8 +162,7 @@ def test_candidates_are_the_best_ones(grpc_target: Target, wanted: int) -> None:
 @requirement("OE-LP-012", "SMG-LP-005", needs=(SCRIPTED,))
 def test_best_candidate_comes_first(grpc_target: Target) -> None:
     """The server SHOULD list candidates from the most to the least probable."""
-    request = Request("order", logprobs=5)
-    collected = asserts.succeeded(grpc_target.play(script(one_by_one(TOLD)), request), request)
+    collected = _whole(grpc_target, script(one_by_one(TOLD)), Request("order", logprobs=5))
     for at, token in enumerate(collected.sequences[0].tokens):
         values = [candidate.logprob for candidate in token.candidates]
         asserts.equal(f"the order of the candidates of token {at}", sorted(values, reverse=True), values)
@@ -156,8 +171,7 @@ def test_best_candidate_comes_first(grpc_target: Target) -> None:
 @requirement("OE-LP-010", "SMG-LP-005", needs=(SCRIPTED,))
 def test_token_outside_the_best_is_not_added_to_them(grpc_target: Target) -> None:
     """The server SHOULD not add the chosen token to candidates that it does not belong to."""
-    request = Request("outside", logprobs=2)
-    collected = asserts.succeeded(grpc_target.play(script(one_by_one(TOLD[4:])), request), request)
+    collected = _whole(grpc_target, script(one_by_one(TOLD[4:])), Request("outside", logprobs=2))
     for token in collected.sequences[0].tokens:
         candidates = [candidate.token_id for candidate in token.candidates]
         asserts.true(f"token {token.id} is not a candidate", token.id not in candidates, candidates)
@@ -166,8 +180,7 @@ def test_token_outside_the_best_is_not_added_to_them(grpc_target: Target) -> Non
 @requirement("OE-LP-001", "SMG-LP-004", needs=(SCRIPTED,))
 def test_token_outside_the_best_has_a_real_score(grpc_target: Target) -> None:
     """The server SHOULD send the real log probability of a token that is not among the best."""
-    request = Request("rare", logprobs=2)
-    collected = asserts.succeeded(grpc_target.play(script(one_by_one(TOLD[4:])), request), request)
+    collected = _whole(grpc_target, script(one_by_one(TOLD[4:])), Request("rare", logprobs=2))
     received = [token.logprob for token in collected.sequences[0].tokens]
     asserts.equal("the log probabilities", [token.logprob for token in TOLD[4:]], received)
 
@@ -181,12 +194,10 @@ def test_zero_candidates_leave_the_score(grpc_target: Target) -> None:
 @requirement("OE-LP-015", needs=(SCRIPTED,))
 def test_no_candidate_selection_leaves_the_score(grpc_target: Target) -> None:
     """The server SHOULD send scores without candidates when the request selects no candidates."""
-    request = Request("bare", logprobs=0)
-    grpc_target.prepare("bare", script(one_by_one(TOLD)), open=True)
-    message: Any = grpc_target.protocol.to_message(request, model=grpc_target.model)
-    message.response.ClearField("output_candidates")
-    collected = asserts.succeeded(grpc_target.client.send(message, label="bare"), request)
-    expected = course(script(one_by_one(TOLD)), request.parameters()).outcome[0].tokens
+    told, request = script(one_by_one(TOLD)), Request("bare", logprobs=0)
+    collected = _edited(grpc_target, told, request, lambda message: message.response.ClearField("output_candidates"))
+    asserts.ordered(collected, request, grpc_target.protocol)
+    expected = course(told, request.parameters()).outcome[0].tokens
     _same(expected, tuple(collected.sequences[0].tokens), grpc_target.protocol, "sequence 0")
 
 
@@ -199,12 +210,14 @@ def test_no_scores_without_being_asked(grpc_target: Target) -> None:
 @requirement("OE-LP-016", needs=(SCRIPTED,))
 def test_candidate_selection_alone_has_no_effect(grpc_target: Target) -> None:
     """The server SHOULD ignore a candidate selection whose scores are not asked for."""
-    grpc_target.prepare("alone", script(one_by_one(TOLD), prompt=PROMPT), open=True)
+
+    def edit(message: Any) -> None:
+        message.response.ClearField("return_output_logprobs")
+        message.response.ClearField("return_prompt_logprobs")
+
     request = Request("alone", PROMPT_IDS, logprobs=3, prompt_logprobs=3)
-    message: Any = grpc_target.protocol.to_message(request, model=grpc_target.model)
-    message.response.ClearField("return_output_logprobs")
-    message.response.ClearField("return_prompt_logprobs")
-    collected = asserts.succeeded(grpc_target.client.send(message, label="alone"), request)
+    collected = _edited(grpc_target, script(one_by_one(TOLD), prompt=PROMPT), request, edit)
+    asserts.ordered(collected, request, grpc_target.protocol)
     asserts.equal("the log probabilities that came", [], _values(collected))
 
 
@@ -222,11 +235,9 @@ def test_minus_infinity_is_sent_as_a_finite_number(grpc_target: Target, where: s
     never = Token(101, b"b", -math.inf if where == "own" else -0.25, 1, (Candidate(9, -math.inf, 2),))
     told = script(one_by_one((TOLD[0], never, TOLD[2])), prompt=(Token(1), Token(2, logprob=-math.inf)))
     asked = 1 if where == "prompt" else None
-    request = Request("masked", (1, 2), logprobs=2, prompt_logprobs=asked)
-    collected = asserts.succeeded(grpc_target.play(told, request), request)
+    collected = _whole(grpc_target, told, Request("masked", (1, 2), logprobs=2, prompt_logprobs=asked))
     asserts.token_ids((TOLD[0], never, TOLD[2]), collected.sequences[0].tokens, "sequence 0")
-    for value in _values(collected):
-        asserts.true("a log probability is finite and at most 0", math.isfinite(value) and value <= 0, value)
+    _all_finite(collected)
 
 
 @requirement("OE-LP-023", needs=(SCRIPTED,))
@@ -234,7 +245,7 @@ def test_minus_infinity_is_sent_as_a_finite_number(grpc_target: Target, where: s
 def test_scores_change_no_text(grpc_target: Target, wanted: int) -> None:
     """The server SHOULD send the same tokens and text whether scores are asked for or not."""
     request = Request("same", logprobs=wanted, prompt_logprobs=wanted)
-    collected = asserts.succeeded(grpc_target.play(script(one_by_one(TOLD)), request), request)
+    collected = _whole(grpc_target, script(one_by_one(TOLD)), request)
     asserts.token_ids(TOLD, collected.sequences[0].tokens, "sequence 0")
     asserts.text(b"".join(token.piece for token in TOLD).decode(), collected.sequences[0].text, "sequence 0")
 
@@ -252,9 +263,7 @@ def test_excluded_stop_leaves_no_scores_behind(grpc_target: Target, sizes: tuple
 @pytest.mark.parametrize("wanted", [None, 0, 2], ids=lambda wanted: f"k={wanted}")
 def test_each_entry_names_its_token(grpc_target: Target, wanted: int | None) -> None:
     """The server MUST send one score entry per token of a message, naming that token, or none at all."""
-    request = Request("entries", logprobs=wanted)
-    told = script(in_steps(TOLD, (1, 2, 4)))
-    collected = asserts.succeeded(grpc_target.play(told, request), request)
+    collected = _whole(grpc_target, script(in_steps(TOLD, (1, 2, 4))), Request("entries", logprobs=wanted))
     for item in collected.received:
         message = item.message.chunk if isinstance(item.event, TokensEvent) else item.message.complete
         ids = message.token_ids if isinstance(item.event, TokensEvent) else message.output_token_ids
@@ -265,9 +274,8 @@ def test_each_entry_names_its_token(grpc_target: Target, wanted: int | None) -> 
 @requirement("SMG-LP-009", needs=(SCRIPTED,))
 def test_chunks_and_complete_have_the_same_scores(grpc_target: Target) -> None:
     """The server SHOULD send the same scores in chunks and in the final message."""
-    request = Request("joined", logprobs=3)
-    told = script(in_steps(TOLD, (1, 2, 4)))
-    received = asserts.succeeded(grpc_target.play(told, request), request).sequences[0]
+    collected = _whole(grpc_target, script(in_steps(TOLD, (1, 2, 4))), Request("joined", logprobs=3))
+    received = collected.sequences[0]
     asserts.equal("the tokens with scores", tuple(received.tokens), received.finishes[0].output)
 
 
@@ -278,9 +286,8 @@ def test_chunks_and_complete_have_the_same_scores(grpc_target: Target) -> None:
 @pytest.mark.parametrize("ids", [(7,), (7, 0), PROMPT_IDS], ids=["one", "id-zero", "four"])
 def test_prompt_is_listed_whole(grpc_target: Target, ids: tuple[int, ...]) -> None:
     """The server SHOULD list every prompt token once and in order when prompt scores are asked for."""
-    request = Request("listed", ids, prompt_logprobs=2)
     told = script(one_by_one(tokens(2)), prompt=_prompt(*ids))
-    collected = asserts.succeeded(grpc_target.play(told, request), request)
+    collected = _whole(grpc_target, told, Request("listed", ids, prompt_logprobs=2))
     asserts.equal("the prompt's token ids", list(ids), [token.id for token in _only_prompt(collected)])
 
 
@@ -288,9 +295,8 @@ def test_prompt_is_listed_whole(grpc_target: Target, ids: tuple[int, ...]) -> No
 @pytest.mark.parametrize("ids", [(7,), PROMPT_IDS], ids=["one", "four"])
 def test_first_prompt_token_has_no_score(grpc_target: Target, ids: tuple[int, ...]) -> None:
     """The server MUST send the first prompt token without log probability, rank and candidates."""
-    request = Request("unscored", ids, prompt_logprobs=2)
     told = script(one_by_one(tokens(2)), prompt=_prompt(*ids))
-    collected = asserts.succeeded(grpc_target.play(told, request), request)
+    collected = _whole(grpc_target, told, Request("unscored", ids, prompt_logprobs=2))
     asserts.equal("the first prompt token", Token(ids[0]), _only_prompt(collected)[0])
 
 
@@ -298,9 +304,7 @@ def test_first_prompt_token_has_no_score(grpc_target: Target, ids: tuple[int, ..
 @pytest.mark.parametrize("wanted", [0, 1, 5], ids=lambda wanted: f"k={wanted}")
 def test_prompt_tokens_have_their_own_scores(grpc_target: Target, wanted: int) -> None:
     """The server MUST give each prompt token the log probability and candidates of its own position."""
-    request = Request("shift", PROMPT_IDS, prompt_logprobs=wanted)
-    told = script(one_by_one(tokens(2)), prompt=PROMPT)
-    collected = asserts.succeeded(grpc_target.play(told, request), request)
+    collected = _whole(grpc_target, ASKED, Request("shift", PROMPT_IDS, prompt_logprobs=wanted))
     expected = [Token(t.id, b"", t.logprob, t.rank, t.candidates[:wanted]) for t in PROMPT]
     _same(tuple(expected), _only_prompt(collected), grpc_target.protocol, "the prompt")
 
@@ -311,7 +315,7 @@ def test_prompt_comes_once(grpc_target: Target, count: int) -> None:
     """The server MUST send the prompt's scores once per request, also with several sequences."""
     request = Request("once", PROMPT_IDS, prompt_logprobs=1, num_sequences=count, temperature=1.0)
     told = script(side_by_side(*(tokens(4, start=100 * at) for at in range(1, count + 1))), prompt=PROMPT)
-    collected = asserts.succeeded(grpc_target.play(told, request), request)
+    collected = _whole(grpc_target, told, request)
     asserts.equal("the number of prompt messages", 1, len(collected.prompts))
 
 
@@ -320,16 +324,14 @@ def test_prompt_of_several_sequences_is_listed_whole(grpc_target: Target) -> Non
     """The server MUST send one score entry per prompt token in final messages only."""
     request = Request("several", PROMPT_IDS, prompt_logprobs=1, num_sequences=3, temperature=1.0)
     told = script(side_by_side(tokens(3), tokens(1), tokens(2)), prompt=PROMPT)
-    collected = asserts.succeeded(grpc_target.play(told, request), request)
+    collected = _whole(grpc_target, told, request)
     asserts.equal("the prompt's token ids", list(PROMPT_IDS), [token.id for token in _only_prompt(collected)])
 
 
 @requirement("OE-GEN-006", needs=(SCRIPTED,))
 def test_prompt_comes_before_the_first_token(grpc_target: Target) -> None:
     """The server SHOULD send the prompt's scores before the first token."""
-    request = Request("before", PROMPT_IDS, prompt_logprobs=1)
-    told = script(one_by_one(tokens(3)), prompt=PROMPT)
-    collected = asserts.succeeded(grpc_target.play(told, request), request)
+    collected = _whole(grpc_target, ASKED, Request("before", PROMPT_IDS, prompt_logprobs=1))
     first = collected.received[0].event
     asserts.true("the first message is the prompt", isinstance(first, PromptEvent), type(first).__name__)
 
@@ -354,9 +356,7 @@ def test_prompt_and_output_scores_are_independent(grpc_target: Target, prompt: i
 @requirement("OE-GEN-005", "SMG-CMP-010", needs=(SCRIPTED,))
 def test_no_prompt_without_being_asked(grpc_target: Target) -> None:
     """The server SHOULD send nothing about the prompt's tokens when nobody asked for it."""
-    request = Request("quiet", PROMPT_IDS, logprobs=1)
-    told = script(one_by_one(tokens(3)), prompt=PROMPT)
-    collected = asserts.succeeded(grpc_target.play(told, request), request)
+    collected = _whole(grpc_target, ASKED, Request("quiet", PROMPT_IDS, logprobs=1))
     asserts.equal("the messages with prompt scores", [], _prompts(collected))
 
 
@@ -364,10 +364,8 @@ def test_no_prompt_without_being_asked(grpc_target: Target) -> None:
 def test_scores_from_position_zero_are_all_scores(grpc_target: Target) -> None:
     """The server SHOULD take an explicit first scored position of 0 like an absent one."""
     request = Request("from-0", PROMPT_IDS, prompt_logprobs=1)
-    grpc_target.prepare("from-0", script(one_by_one(tokens(2)), prompt=PROMPT), open=True)
-    message: Any = grpc_target.protocol.to_message(request, model=grpc_target.model)
-    message.response.prompt_logprob_start = 0
-    collected = asserts.succeeded(grpc_target.client.send(message, label="from-0"), request)
+    collected = _edited(grpc_target, ASKED, request, lambda m: setattr(m.response, "prompt_logprob_start", 0))
+    asserts.ordered(collected, request, grpc_target.protocol)
     received = [token.logprob for token in _only_prompt(collected)]
     asserts.equal("the prompt's log probabilities", [token.logprob for token in PROMPT], received)
 
@@ -376,10 +374,7 @@ def test_scores_from_position_zero_are_all_scores(grpc_target: Target) -> None:
 def test_first_scored_position_is_honoured_or_refused(grpc_target: Target) -> None:
     """The server SHOULD score the prompt from the position that was asked for, or refuse the request."""
     request = Request("from-2", PROMPT_IDS, prompt_logprobs=1)
-    grpc_target.prepare("from-2", script(one_by_one(tokens(2)), prompt=PROMPT), open=True)
-    message: Any = grpc_target.protocol.to_message(request, model=grpc_target.model)
-    message.response.prompt_logprob_start = 2
-    collected = asserts.ended(grpc_target.client.send(message, label="from-2"))
+    collected = _edited(grpc_target, ASKED, request, lambda m: setattr(m.response, "prompt_logprob_start", 2))
     if collected.status.ok:
         scored_ids = [token.id for token in _only_prompt(collected) if token.logprob is not None]
         asserts.equal("the prompt tokens with scores", list(PROMPT_IDS[2:]), scored_ids)
@@ -406,5 +401,4 @@ def test_scores_come_or_are_refused(grpc_target: Target) -> None:
     for token in collected.sequences[0].tokens:
         asserts.true(f"token {token.id} has a score", token.logprob is not None, token)
         asserts.true("its rank is absent or at least 1", token.rank is None or token.rank >= 1, token.rank)
-    for value in _values(collected):
-        asserts.true("a log probability is finite and at most 0", math.isfinite(value) and value <= 0, value)
+    _all_finite(collected)

@@ -5,13 +5,13 @@ An option that a server does not know how to serve is refused as well: it is nev
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 
 from pytest_grpc_conformance import asserts
-from pytest_grpc_conformance.engines.script import Refusal, one_by_one, script, tokens
+from pytest_grpc_conformance.engines.script import Refusal, Token, one_by_one, script, tokens
 from pytest_grpc_conformance.marker import SCRIPTED, requirement
 from pytest_grpc_conformance.protocols.base import Request
 from pytest_grpc_conformance.protocols.collected import Collected
@@ -334,6 +334,16 @@ def test_data_that_nobody_asked_for_does_not_come(grpc_target: Target) -> None:
     asserts.equal("what is there", [], [name for name in names if complete.HasField(name)])
 
 
+def _served_or_refused(target: Target, request: Request, edit: Edit) -> Sequence[Token]:
+    """The output tokens of a request with an option that a server may refuse; none if it does."""
+    collected = _answer(target, request, edit)
+    if not collected.status.ok:
+        asserts.refused(collected, "UNIMPLEMENTED")
+        return ()
+    asserts.ordered(collected, request, target.protocol)
+    return collected.sequences[0].tokens
+
+
 @requirement("OE-LP-013", "OE-ERR-015", needs=(SCRIPTED,))
 def test_listed_candidates_come_or_are_refused(grpc_target: Target) -> None:
     """The server MUST score exactly the candidates that a request lists, or refuse the request."""
@@ -342,13 +352,7 @@ def test_listed_candidates_come_or_are_refused(grpc_target: Target) -> None:
         message.response.return_output_logprobs = True
         message.response.output_candidates.token_ids.ids.extend([7, 8])
 
-    request = Request("listed")
-    collected = _answer(grpc_target, request, edit)
-    if not collected.status.ok:
-        asserts.refused(collected, "UNIMPLEMENTED")
-        return
-    asserts.ordered(collected, request, grpc_target.protocol)
-    for token in collected.sequences[0].tokens:
+    for token in _served_or_refused(grpc_target, Request("listed"), edit):
         asserts.equal("the candidates", {7, 8}, {candidate.token_id for candidate in token.candidates})
 
 
@@ -360,11 +364,5 @@ def test_whole_vocabulary_comes_or_is_refused(grpc_target: Target) -> None:
         message.response.return_output_logprobs = True
         message.response.output_candidates.all.SetInParent()
 
-    request = Request("all")
-    collected = _answer(grpc_target, request, edit)
-    if not collected.status.ok:
-        asserts.refused(collected, "UNIMPLEMENTED")
-        return
-    asserts.ordered(collected, request, grpc_target.protocol)
-    for token in collected.sequences[0].tokens:
+    for token in _served_or_refused(grpc_target, Request("all"), edit):
         asserts.equal("the candidates", grpc_target.engine.vocabulary_size, len(token.candidates))

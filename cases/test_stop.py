@@ -337,29 +337,25 @@ def test_end_of_sequence_can_be_ignored(grpc_target: Target, sizes: tuple[int, .
     asserts.equal("the finish", Finish(FinishReason.LENGTH), collected.sequences[0].finishes[0].finish)
 
 
+def _ignored_or_refused(target: Target, request: Request) -> None:
+    """The stop of the request is refused, or stops nothing and holds nothing back."""
+    told = tokens(3)
+    gate = target.prepare(request.request_id, script(one_by_one(told)), open=True)
+    collected = asserts.ended(target.generate(request), gate)
+    if collected.status.ok:
+        asserts.ordered(collected, request, target.protocol)
+        _shows(target, collected, *told)
+    else:
+        asserts.refused(collected, "INVALID_ARGUMENT")
+
+
 @requirement("OE-STOP-016", needs=(SCRIPTED,))
 def test_empty_stop_text_stops_nothing(grpc_target: Target) -> None:
     """The server SHOULD refuse or ignore an empty stop text, and neither stop on it nor hold back for it."""
-    told = tokens(3)
-    gate = grpc_target.prepare("empty", script(one_by_one(told)), open=True)
-    request = Request("empty", stops=(StopText(""),), include_stop=False)
-    collected = asserts.ended(grpc_target.generate(request), gate)
-    if collected.status.ok:
-        asserts.ordered(collected, request, grpc_target.protocol)
-        _shows(grpc_target, collected, *told)
-    else:
-        asserts.refused(collected, "INVALID_ARGUMENT")
+    _ignored_or_refused(grpc_target, Request("empty", stops=(StopText(""),), include_stop=False))
 
 
 @requirement("OE-STOP-018", needs=(SCRIPTED,))
 def test_stop_token_outside_the_vocabulary_never_matches(grpc_target: Target) -> None:
     """The server SHOULD refuse a stop token outside the vocabulary, or never stop on it."""
-    told = tokens(3)
-    gate = grpc_target.prepare("outside", script(one_by_one(told)), open=True)
-    request = Request("outside", stops=(StopToken(2**32 - 1),))
-    collected = asserts.ended(grpc_target.generate(request), gate)
-    if collected.status.ok:
-        asserts.ordered(collected, request, grpc_target.protocol)
-        _shows(grpc_target, collected, *told)
-    else:
-        asserts.refused(collected, "INVALID_ARGUMENT")
+    _ignored_or_refused(grpc_target, Request("outside", stops=(StopToken(2**32 - 1),)))

@@ -1,4 +1,4 @@
-"""Loops that are closed after the test, and a check that no engine leaves a thread behind."""
+"""Loops and an engine that are closed after the test, and a check that no engine leaves a thread behind."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from engine_loops import ManualLoop, ThreadLoop, finish
+
+from pytest_grpc_conformance.engines.gated import GatedEngine
 
 
 @pytest.fixture
@@ -34,6 +36,12 @@ def thread_loops() -> Iterator[Callable[[], ThreadLoop]]:
 @pytest.fixture
 def thread_loop(thread_loops: Callable[[], ThreadLoop]) -> ThreadLoop:
     return thread_loops()
+
+
+@pytest.fixture
+def engine() -> Iterator[GatedEngine]:
+    with GatedEngine() as engine:
+        yield engine
 
 
 @pytest.fixture(autouse=True)

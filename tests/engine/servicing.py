@@ -7,9 +7,19 @@ from typing import Any
 
 from pytest_grpc_conformance.engines.gated import GatedEngine, GatedGeneration
 from pytest_grpc_conformance.engines.parameters import GenerationParameters
-from pytest_grpc_conformance.engines.script import Finish, Prompt
+from pytest_grpc_conformance.engines.script import (
+    Finish,
+    FinishReason,
+    Prompt,
+    Script,
+    one_by_one,
+    pieces,
+    script,
+)
 
 PROMPT = Prompt((1, 2, 3))
+LENGTH = Finish(FinishReason.LENGTH)
+CANCELLED = Finish(FinishReason.CANCELLED)
 
 
 @dataclass
@@ -20,6 +30,11 @@ class Received:
     tokens: list[tuple[int, ...]] = field(default_factory=list)
     finishes: list[Finish | None] = field(default_factory=list)
     error: BaseException | None = None
+
+
+def words(*texts: str) -> Script:
+    """One token a step, with these texts."""
+    return script(one_by_one(pieces(*texts)))
 
 
 def submit_now(engine: GatedEngine, request_id: str = "r1", prompt: Prompt = PROMPT, **asked: Any) -> GatedGeneration:

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from servicing import Received, serve, submit, take
+from servicing import CANCELLED, LENGTH, Received, serve, submit, take
 
 from pytest_grpc_conformance.engines import producer
 from pytest_grpc_conformance.engines.base import AbortRefused
@@ -15,8 +15,6 @@ from pytest_grpc_conformance.engines.result_queue import deliver
 from pytest_grpc_conformance.engines.script import (
     AbortConduct,
     Ending,
-    Finish,
-    FinishReason,
     Script,
     one_by_one,
     pieces,
@@ -25,19 +23,11 @@ from pytest_grpc_conformance.engines.script import (
     tokens,
 )
 
-CANCELLED = Finish(FinishReason.CANCELLED)
-LENGTH = Finish(FinishReason.LENGTH)
 EMOJI = "🦀".encode()
 
 
 def four(conduct: AbortConduct) -> Script:
     return script(one_by_one(tokens(4)), abort=conduct)
-
-
-@pytest.fixture
-def engine() -> Iterator[GatedEngine]:
-    with GatedEngine() as engine:
-        yield engine
 
 
 def test_an_abort_is_recorded_and_can_be_waited_for(engine, thread_loop):

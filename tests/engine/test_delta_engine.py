@@ -9,7 +9,7 @@ from course_model import safe
 from engine_loops import ManualLoop, finish
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from servicing import PROMPT, submit, take
+from servicing import CANCELLED, LENGTH, PROMPT, submit, take
 
 from pytest_grpc_conformance.engines.course import course
 from pytest_grpc_conformance.engines.gated import GatedEngine
@@ -24,9 +24,6 @@ from pytest_grpc_conformance.engines.script import (
     side_by_side,
     tokens,
 )
-
-CANCELLED = Finish(FinishReason.CANCELLED)
-LENGTH = Finish(FinishReason.LENGTH)
 
 
 @pytest.fixture

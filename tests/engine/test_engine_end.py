@@ -4,32 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
 
 import pytest
 from engine_loops import ManualLoop
-from servicing import Received, serve, submit, take
+from servicing import LENGTH, Received, serve, submit, take, words
 
 from pytest_grpc_conformance.engines import producer
 from pytest_grpc_conformance.engines.base import EngineDown, EngineError, EngineFailure
 from pytest_grpc_conformance.engines.gated import EngineDied, GatedEngine
-from pytest_grpc_conformance.engines.script import Finish, FinishReason, Script, one_by_one, pieces, script
-
-LENGTH = Finish(FinishReason.LENGTH)
-
-
-def words(*texts: str) -> Script:
-    return script(one_by_one(pieces(*texts)))
 
 
 def engine_threads() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("gated-engine")]
-
-
-@pytest.fixture
-def engine() -> Iterator[GatedEngine]:
-    with GatedEngine() as engine:
-        yield engine
 
 
 def test_a_killed_engine_fails_what_is_open_and_refuses_the_rest(thread_loop):

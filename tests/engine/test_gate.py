@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Iterator
 
 import pytest
 from servicing import serve, submit, take
@@ -27,12 +26,6 @@ from pytest_grpc_conformance.engines.script import (
 )
 
 THREE = script(one_by_one(tokens(3)))
-
-
-@pytest.fixture
-def engine() -> Iterator[GatedEngine]:
-    with GatedEngine() as engine:
-        yield engine
 
 
 def test_a_step_is_held_until_it_is_released(engine, thread_loop):

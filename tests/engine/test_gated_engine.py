@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
 
 import pytest
-from servicing import PROMPT, Received, serve, submit, submit_now, take
+from servicing import LENGTH, PROMPT, Received, serve, submit, submit_now, take, words
 
 from pytest_grpc_conformance.engines.base import (
     Engine,
@@ -22,30 +21,14 @@ from pytest_grpc_conformance.engines.gated import EngineMisuse, GatedEngine, Sub
 from pytest_grpc_conformance.engines.parameters import GenerationParameters
 from pytest_grpc_conformance.engines.script import (
     Ending,
-    Finish,
-    FinishReason,
     Prompt,
     Refusal,
     Script,
     Token,
-    one_by_one,
-    pieces,
     scored,
     script,
     tokens,
 )
-
-LENGTH = Finish(FinishReason.LENGTH)
-
-
-def words(*texts: str) -> Script:
-    return script(one_by_one(pieces(*texts)))
-
-
-@pytest.fixture
-def engine() -> Iterator[GatedEngine]:
-    with GatedEngine() as engine:
-        yield engine
 
 
 def test_it_has_the_shape_of_an_engine(engine, thread_loop):

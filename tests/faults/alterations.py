@@ -7,16 +7,20 @@ a client (a parameter that a servicer loses is one that its engine does not get)
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 from pytest_grpc_conformance.engines.gate import Gate
 from pytest_grpc_conformance.engines.gated import GatedEngine, GatedGeneration
 from pytest_grpc_conformance.engines.parameters import GenerationParameters
-from pytest_grpc_conformance.engines.script import Prompt, Script
+from pytest_grpc_conformance.engines.script import Prompt, Script, Token
 from pytest_grpc_conformance.protocols.base import Message, WireProtocol
 from tests.faults.plant import Call, Mutation
 
 # Messages.
+
+Alteration = Callable[[Message], Iterable[Message]]
+"""From one message to those that go out in its place."""
 
 
 def kind(message: Message) -> str:
@@ -44,10 +48,45 @@ def index_of(message: Message) -> int:
     return int(part.output_index if hasattr(part, "output_index") else part.sequence_index)
 
 
+def set_index(message: Message, index: int) -> None:
+    """A token or terminal message is for another sequence."""
+    part = body(message)
+    if hasattr(part, "output_index"):
+        part.output_index = index
+    elif hasattr(part, "sequence_index"):
+        part.sequence_index = index
+
+
+def leave_index_zero_out(message: Message) -> None:
+    """A message for the first sequence does not name it."""
+    part = body(message)
+    if getattr(part, "output_index", None) == 0:
+        part.ClearField("output_index")
+
+
+def copy(message: Message) -> Message:
+    """A message of its own with the same content."""
+    other = type(message)()
+    other.CopyFrom(message)
+    return other
+
+
+def records(message: Message) -> Any:
+    """The repeated field with the tokens of a token message."""
+    part = body(message)
+    return part.token_ids if hasattr(part, "token_ids") else part.tokens
+
+
 def token_ids(message: Message) -> list[int]:
     """The ids on a token message."""
-    part = body(message)
-    return list(part.token_ids) if hasattr(part, "token_ids") else [token.token_id for token in part.tokens]
+    return [getattr(record, "token_id", record) for record in records(message)]
+
+
+def counts_of(message: Message) -> Any:
+    """What holds the token counts of a message, ``None`` where there are none."""
+    if not hasattr(message, "usage"):
+        return body(message)
+    return message.usage if message.HasField("usage") else None
 
 
 def scored_tokens(message: Message) -> list[Any]:
@@ -61,7 +100,7 @@ def candidates_of(record: Any) -> Any:
     return record.candidates if hasattr(record, "candidates") else record.top_logprobs
 
 
-def streamed(make: Callable[[Call], Callable[[Message], Iterable[Message]]]) -> Mutation:
+def streamed(make: Callable[[Call], Alteration]) -> Mutation:
     """Each message is replaced by what a function of its call's own makes of it."""
 
     async def mutate(messages: AsyncIterator[Message], call: Call) -> AsyncIterator[Message]:
@@ -76,7 +115,7 @@ def streamed(make: Callable[[Call], Callable[[Message], Iterable[Message]]]) -> 
 def each(change: Callable[[Message], object]) -> Mutation:
     """Each message is changed in place."""
 
-    def make(call: Call) -> Callable[[Message], Iterable[Message]]:
+    def make(call: Call) -> Alteration:
         def step(message: Message) -> Iterable[Message]:
             change(message)
             return (message,)
@@ -105,7 +144,12 @@ def asked(change: Callable[[Message], object]) -> Mutation:
     return mutate
 
 
-# Engines.
+# Tokens and engines.
+
+
+def with_scores_of(token: Token, other: Token) -> Token:
+    """A token that is scored as another one is."""
+    return replace(token, logprob=other.logprob, rank=other.rank, candidates=other.candidates)
 
 
 class RememberingEngine(GatedEngine):

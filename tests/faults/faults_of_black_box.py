@@ -7,7 +7,19 @@ from typing import Any
 
 from pytest_grpc_conformance.engines.gated import GatedEngine
 from pytest_grpc_conformance.protocols.base import Message
-from tests.faults.alterations import body, each, has_tokens, index_of, is_end, scored_tokens, streamed, token_ids
+from tests.faults.alterations import (
+    Alteration,
+    body,
+    counts_of,
+    each,
+    has_tokens,
+    index_of,
+    is_end,
+    scored_tokens,
+    set_index,
+    streamed,
+    token_ids,
+)
 from tests.faults.faults_of_abort import Method, around
 from tests.faults.plant import Call, Mutant
 from tests.faults.table import Fault
@@ -23,15 +35,13 @@ sends_each_end_twice = _doubled(is_end)
 sends_each_token_twice = _doubled(has_tokens)
 
 
-def _usage_of(message: Message) -> Any:
-    """Where a terminal message has its counts, ``None`` where it has none."""
-    if hasattr(message, "usage"):
-        return message.usage if message.HasField("usage") else None
-    return body(message) if is_end(message) else None
+def _final_counts(message: Message) -> Any:
+    """Where a message has its counts, ``None`` on a token message."""
+    return None if has_tokens(message) else counts_of(message)
 
 
 def _one_short(message: Message) -> None:
-    usage = _usage_of(message)
+    usage = _final_counts(message)
     if usage is not None:
         usage.completion_tokens -= 1
 
@@ -39,14 +49,14 @@ def _one_short(message: Message) -> None:
 counts_before_the_last_step = Mutant(generate=each(_one_short))
 
 
-def _first_only(call: Call) -> Callable[[Message], Iterable[Message]]:
+def _first_only(call: Call) -> Alteration:
     first = 0
 
     def step(message: Message) -> Iterable[Message]:
         nonlocal first
         if has_tokens(message) and index_of(message) == 0:
             first += len(token_ids(message))
-        usage = _usage_of(message)
+        usage = _final_counts(message)
         if hasattr(message, "usage") and usage is not None:
             usage.completion_tokens = first
         elif usage is not None and index_of(message) > 0:
@@ -57,15 +67,7 @@ def _first_only(call: Call) -> Callable[[Message], Iterable[Message]]:
 
 
 counts_one_sequence = Mutant(generate=streamed(_first_only))
-
-
-def _index_zero(message: Message) -> None:
-    if has_tokens(message) or is_end(message):
-        part = body(message)
-        setattr(part, "output_index" if hasattr(part, "output_index") else "sequence_index", 0)
-
-
-calls_every_sequence_the_first = Mutant(generate=each(_index_zero))
+calls_every_sequence_the_first = Mutant(generate=each(lambda message: set_index(message, 0)))
 
 
 def _last_lost(message: Message) -> None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Iterable
 from weakref import WeakKeyDictionary
 
 from pytest_grpc_conformance.engines.gated import GatedEngine
 from pytest_grpc_conformance.protocols.base import Message
-from tests.faults.alterations import has_tokens, streamed
-from tests.faults.faults_of_delivery import copy, records
+from tests.faults.alterations import Alteration, copy, has_tokens, records, streamed
 from tests.faults.plant import Call, Mutant
 from tests.faults.table import Fault
 
@@ -17,7 +16,7 @@ _latest: WeakKeyDictionary[GatedEngine, Message] = WeakKeyDictionary()
 _turn: WeakKeyDictionary[GatedEngine, asyncio.Lock] = WeakKeyDictionary()
 
 
-def _shared_record(call: Call) -> Callable[[Message], Iterable[Message]]:
+def _shared_record(call: Call) -> Alteration:
     """Tokens are handed over in one place for all streams, and a stream reads what stood there before."""
 
     def step(message: Message) -> Iterable[Message]:
@@ -32,7 +31,7 @@ def _shared_record(call: Call) -> Callable[[Message], Iterable[Message]]:
     return step
 
 
-def _shared_id(call: Call) -> Callable[[Message], Iterable[Message]]:
+def _shared_id(call: Call) -> Alteration:
     """Messages carry the id of the request that came last."""
     _latest[call.engine] = call.request
 

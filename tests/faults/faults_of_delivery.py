@@ -1,8 +1,8 @@
-"""Faults in what reaches the client of a plain stream: tokens late, lost, doubled, out of order, or badly labelled."""
+"""Faults in what reaches the client of a plain stream: tokens lost, doubled, empty, or out of order."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 from pytest_grpc_conformance.engines.gated import GatedEngine, GatedGeneration
@@ -10,106 +10,25 @@ from pytest_grpc_conformance.engines.parameters import GenerationParameters
 from pytest_grpc_conformance.engines.script import Prompt
 from pytest_grpc_conformance.protocols.base import Message
 from tests.faults.alterations import (
+    Alteration,
     RememberingEngine,
     body,
+    copy,
     each,
     has_tokens,
     index_of,
     is_end,
+    records,
     streamed,
     without,
 )
 from tests.faults.plant import Call, Mutant
 from tests.faults.table import Fault
 
-Step = Callable[[Message], Iterable[Message]]
-
-
-def copy(message: Message) -> Message:
-    """A message of its own with the same content."""
-    other = type(message)()
-    other.CopyFrom(message)
-    return other
-
-
-def records(message: Message) -> Any:
-    """The repeated field with the tokens of a token message."""
-    part = body(message)
-    return part.token_ids if hasattr(part, "token_ids") else part.tokens
-
-
-def is_empty(message: Message) -> bool:
-    """Whether a token message holds nothing any more."""
-    return not records(message) and not getattr(body(message), "text", "")
-
-
-# Late.
-
-
-async def _gather(messages: AsyncIterator[Message], call: Call) -> AsyncIterator[Message]:
-    for message in [message async for message in messages]:
-        yield message
-
-
-def one_late(call: Call) -> Step:
-    """Each message waits for the next one."""
-    held: list[Message] = []
-
-    def step(message: Message) -> Iterable[Message]:
-        out = [*held]
-        held[:] = [message]
-        if is_end(message):
-            out.append(held.pop())
-        return out
-
-    return step
-
-
-def _one_late_with_stops(call: Call) -> Step:
-    stops = call.request.stopping.conditions if hasattr(call.request, "stopping") else call.request.stop
-    return one_late(call) if stops else lambda message: (message,)
-
-
-def _rest_of_a_step_late(call: Call) -> Step:
-    """The first token of a step goes out at once, the others with the next message."""
-    rest: list[Message] = []
-
-    def step(message: Message) -> Iterable[Message]:
-        out = [*rest, message]
-        rest.clear()
-        if has_tokens(message) and len(records(message)) > 1:
-            later = copy(message)
-            del records(message)[1:]
-            del records(later)[0]
-            rest.append(later)
-        return out
-
-    return step
-
-
-def _one_sequence_after_another(call: Call) -> Step:
-    """What is of another sequence than the first waits until that one has ended."""
-    waiting: list[Message] = []
-    over = False
-
-    def step(message: Message) -> Iterable[Message]:
-        nonlocal over
-        if index_of(message) and not over:
-            waiting.append(message)
-            return ()
-        over = over or is_end(message)
-        out = [message, *waiting] if over else [message]
-        if over:
-            waiting.clear()
-        return out
-
-    return step
-
-
 # Lost, doubled, out of order.
 
 
-def _all_ids_so_far(call: Call) -> Step:
+def _all_ids_so_far(call: Call) -> Alteration:
     so_far: dict[int, Message] = {}
 
     def step(message: Message) -> Iterable[Message]:
@@ -124,7 +43,7 @@ def _all_ids_so_far(call: Call) -> Step:
     return step
 
 
-def _neighbours_swapped(call: Call) -> Step:
+def _neighbours_swapped(call: Call) -> Alteration:
     held: list[Message] = []
 
     def step(message: Message) -> Iterable[Message]:
@@ -143,7 +62,7 @@ def _last_id_of_a_step(message: Message) -> None:
         del records(message)[:-1]
 
 
-def _without_id_zero(call: Call) -> Step:
+def _without_id_zero(call: Call) -> Alteration:
     def step(message: Message) -> Iterable[Message]:
         if has_tokens(message):
             kept = [record for record in records(message) if getattr(record, "token_id", record) != 0]
@@ -154,7 +73,7 @@ def _without_id_zero(call: Call) -> Step:
     return step
 
 
-def _without_what_came_at_once(call: Call) -> Step:
+def _without_what_came_at_once(call: Call) -> Alteration:
     """The queue is registered once ``submit`` has returned; what the engine has said by then is lost."""
     assert isinstance(call.engine, RememberingEngine)
     gate = call.engine.gates[call.request.request_id]
@@ -170,7 +89,7 @@ def _without_what_came_at_once(call: Call) -> Step:
     return step
 
 
-def _without_the_last_tokens(call: Call) -> Step:
+def _without_the_last_tokens(call: Call) -> Alteration:
     """The tokens of the finishing step are in the terminal message at most."""
     held: list[Message] = []
 
@@ -184,7 +103,7 @@ def _without_the_last_tokens(call: Call) -> Step:
     return step
 
 
-def _repeated_in_the_terminal(call: Call) -> Step:
+def _repeated_in_the_terminal(call: Call) -> Alteration:
     last: list[Message] = []
 
     def step(message: Message) -> Iterable[Message]:
@@ -200,7 +119,7 @@ def _repeated_in_the_terminal(call: Call) -> Step:
     return step
 
 
-def _resent_after_a_trim(call: Call) -> Step:
+def _resent_after_a_trim(call: Call) -> Alteration:
     """A count of what was sent that runs ahead of the trimmed list is taken for a negative one."""
     last: list[Message] = []
 
@@ -244,7 +163,7 @@ class _EmptyIsTheEnd(GatedEngine):
         return _EndsWhenEmpty(super().submit(request_id, prompt, parameters))
 
 
-def _with_empty_messages(call: Call) -> Step:
+def _with_empty_messages(call: Call) -> Alteration:
     def step(message: Message) -> Iterable[Message]:
         if not has_tokens(message):
             return (message,)
@@ -258,62 +177,7 @@ def _with_empty_messages(call: Call) -> Step:
     return step
 
 
-# Labels.
-
-
-def _opening_without_event(call: Call) -> Step:
-    opened = False
-
-    def step(message: Message) -> Iterable[Message]:
-        nonlocal opened
-        if opened:
-            return (message,)
-        opened = True
-        return (type(message)(request_id=message.request_id), message)
-
-    return step
-
-
-def _forget_id(message: Message) -> None:
-    if is_end(message):
-        message.ClearField("request_id")
-
-
-def _unnamed_zero(message: Message) -> None:
-    if getattr(body(message), "output_index", None) == 0:
-        body(message).ClearField("output_index")
-
-
-def _with_prompt(call: Call) -> Step:
-    """The prompt's tokens go out, asked for or not."""
-    told = False
-
-    def step(message: Message) -> Iterable[Message]:
-        nonlocal told
-        if is_end(message) and hasattr(body(message), "prompt_logprobs"):
-            body(message).prompt_logprobs.add(token_id=1)
-        elif hasattr(message, "prompt") and not told:
-            told = True
-            opening = type(message)(request_id=message.request_id)
-            opening.prompt.tokens.add(token_id=1)
-            return (opening, message)
-        return (message,)
-
-    return step
-
-
-def _with_handoff(call: Call) -> Step:
-    def step(message: Message) -> Iterable[Message]:
-        if not is_end(message):
-            return (message,)
-        handoff = type(message)(request_id=message.request_id)
-        handoff.prefill_ready.SetInParent()
-        return (handoff, message)
-
-    return step
-
-
-def _terminal_overtakes(call: Call) -> Step:
+def _terminal_overtakes(call: Call) -> Alteration:
     """The last tokens of a sequence come after its terminal message."""
     held: dict[int, Message] = {}
 
@@ -328,45 +192,6 @@ def _terminal_overtakes(call: Call) -> Step:
     return step
 
 
-def _usage_of(message: Message) -> Any:
-    return message.usage if hasattr(message, "usage") and message.HasField("usage") else body(message)
-
-
-def _count_short(message: Message) -> None:
-    usage = _usage_of(message)
-    if getattr(usage, "completion_tokens", 0):
-        usage.completion_tokens -= 1
-
-
-def _no_prompt_count(message: Message) -> None:
-    if has_tokens(message):
-        body(message).prompt_tokens = 0
-
-
-def _cached_on_the_terminal(message: Message) -> None:
-    if is_end(message):
-        body(message).cached_tokens += 1
-
-
-def _chunk_first(call: Call) -> Step:
-    """Whether streaming was asked for is not looked at."""
-
-    def step(message: Message) -> Iterable[Message]:
-        if not is_end(message) or call.request.streaming:
-            return (message,)
-        chunk = type(message)(request_id=message.request_id)
-        chunk.chunk.token_ids.extend(body(message).output_token_ids)
-        chunk.chunk.sequence_index = index_of(message)
-        return (chunk, message)
-
-    return step
-
-
-gathers_the_whole_generation = Mutant(generate=_gather)
-looks_one_step_ahead = Mutant(generate=streamed(one_late))
-holds_back_whenever_there_is_a_stop = Mutant(generate=streamed(_one_late_with_stops))
-sends_the_rest_of_a_step_later = Mutant(generate=streamed(_rest_of_a_step_late))
-sends_one_sequence_after_another = Mutant(generate=streamed(_one_sequence_after_another))
 sends_all_ids_so_far = Mutant(generate=streamed(_all_ids_so_far))
 swaps_neighbours = Mutant(generate=streamed(_neighbours_swapped))
 sends_the_last_id_of_a_step_only = Mutant(generate=each(_last_id_of_a_step))
@@ -378,43 +203,9 @@ sends_again_after_a_trim = Mutant(generate=streamed(_resent_after_a_trim))
 takes_an_empty_step_for_the_end = Mutant(engine=_EmptyIsTheEnd)
 sends_empty_messages = Mutant(generate=streamed(_with_empty_messages))
 answers_nothing = Mutant(generate=without(lambda message: True))
-opens_without_an_event = Mutant(generate=streamed(_opening_without_event))
-forgets_the_request_id_at_the_end = Mutant(generate=each(_forget_id))
-leaves_index_zero_out = Mutant(generate=each(_unnamed_zero))
-always_sends_the_prompt = Mutant(generate=streamed(_with_prompt))
-always_sends_a_handoff = Mutant(generate=streamed(_with_handoff))
 terminal_overtakes_the_last_tokens = Mutant(generate=streamed(_terminal_overtakes))
-counts_one_token_less = Mutant(generate=each(_count_short))
-chunks_lack_the_prompt_count = Mutant(generate=each(_no_prompt_count))
-cached_count_changes_at_the_end = Mutant(generate=each(_cached_on_the_terminal))
-streams_unasked = Mutant(generate=streamed(_chunk_first))
-
-AT_ONCE = "OE-GEN-018 SMG-GEN-016"
 
 FAULTS = (
-    Fault(
-        "gathers_the_whole_generation",
-        "F015",
-        caught_by={"first_token/first_token_arrives_while_the_second_is_held": AT_ONCE},
-    ),
-    Fault(
-        "looks_one_step_ahead",
-        "F018",
-        caught_by={"first_token/each_token_arrives_while_the_next_is_held": AT_ONCE},
-    ),
-    Fault(
-        "holds_back_whenever_there_is_a_stop",
-        "F017",
-        caught_by={"first_token/stop_text_that_cannot_match_delays_nothing": AT_ONCE},
-    ),
-    Fault(
-        "sends_the_rest_of_a_step_later",
-        caught_by={"first_token/all_tokens_of_a_step_arrive_while_the_next_is_held": AT_ONCE},
-    ),
-    Fault(
-        "sends_one_sequence_after_another",
-        caught_by={"first_token/each_sequence_arrives_while_the_other_is_held": AT_ONCE},
-    ),
     Fault(
         "sends_all_ids_so_far",
         "F002",
@@ -468,55 +259,10 @@ FAULTS = (
         caught_by={"delivery/accepted_request_is_answered_as_a_stream": "OE-GEN-001 SMG-GEN-002"},
     ),
     Fault(
-        "opens_without_an_event",
-        caught_by={"delivery/each_message_sets_one_event": "OE-GEN-002 SMG-GEN-004"},
-    ),
-    Fault(
-        "forgets_the_request_id_at_the_end",
-        caught_by={"delivery/each_message_repeats_the_request_id": "OE-GEN-003 SMG-GEN-003"},
-    ),
-    Fault(
-        "leaves_index_zero_out",
-        caught_by={
-            "delivery/token_messages_name_the_first_sequence": "OE-GEN-007",
-            "delivery/terminal_message_names_the_first_sequence": "OE-GEN-008",
-        },
-        protocols=("openengine",),
-    ),
-    Fault(
-        "always_sends_the_prompt",
-        caught_by={"delivery/plain_request_gets_no_prompt_tokens": "OE-GEN-005 SMG-CMP-010"},
-    ),
-    Fault(
-        "always_sends_a_handoff",
-        caught_by={"delivery/plain_request_gets_no_prefill_handoff": "OE-GEN-016"},
-        protocols=("openengine",),
-    ),
-    Fault(
         "terminal_overtakes_the_last_tokens",
         caught_by={
             "delivery/terminal_message_is_the_last": "OE-GEN-012 SMG-GEN-010",
             "delivery/finished_sequence_says_nothing_more": "OE-GEN-010 SMG-CHK-005",
         },
-    ),
-    Fault(
-        "counts_one_token_less",
-        caught_by={"delivery/counts_follow_the_records": "OE-TOK-011 SMG-CHK-006"},
-    ),
-    Fault(
-        "chunks_lack_the_prompt_count",
-        "F071",
-        caught_by={"delivery/chunks_tell_the_length_of_the_prompt": "SMG-CHK-007"},
-        protocols=("smg",),
-    ),
-    Fault(
-        "cached_count_changes_at_the_end",
-        caught_by={"delivery/chunks_agree_on_the_cached_tokens": "SMG-CHK-008"},
-        protocols=("smg",),
-    ),
-    Fault(
-        "streams_unasked",
-        caught_by={"delivery/request_without_streaming_gets_terminal_messages_only": "SMG-GEN-011"},
-        protocols=("smg",),
     ),
 )

@@ -11,6 +11,7 @@ from pytest_grpc_conformance.engines.parameters import GenerationParameters
 from pytest_grpc_conformance.engines.script import Prompt
 from pytest_grpc_conformance.protocols.base import Message
 from tests.faults.alterations import (
+    Alteration,
     RememberingEngine,
     body,
     each,
@@ -127,7 +128,7 @@ class _FirstEosOnly(GatedEngine):
 only_the_first_eos_ends = Mutant(engine=_FirstEosOnly)
 
 
-def _limit_wins(call: Call) -> Callable[[Message], Iterable[Message]]:
+def _limit_wins(call: Call) -> Alteration:
     """The reason is told from the number of tokens, before anybody looks for stops."""
     counts: dict[int, int] = {}
     request = call.request
@@ -144,7 +145,7 @@ def _limit_wins(call: Call) -> Callable[[Message], Iterable[Message]]:
     return step
 
 
-def _unknown_after_empty_step(call: Call) -> Callable[[Message], Iterable[Message]]:
+def _unknown_after_empty_step(call: Call) -> Alteration:
     """The reason is looked for only where the last engine result has tokens too."""
     assert isinstance(call.engine, RememberingEngine)
     gate = call.engine.gates[call.request.request_id]
@@ -162,7 +163,7 @@ def _unknown_after_empty_step(call: Call) -> Callable[[Message], Iterable[Messag
     return step
 
 
-def _no_end_without_tokens(call: Call) -> Callable[[Message], Iterable[Message]]:
+def _no_end_without_tokens(call: Call) -> Alteration:
     any_token = False
 
     def step(message: Message) -> Iterable[Message]:
@@ -173,7 +174,7 @@ def _no_end_without_tokens(call: Call) -> Callable[[Message], Iterable[Message]]
     return step
 
 
-def _first_reason_for_all(call: Call) -> Callable[[Message], Iterable[Message]]:
+def _first_reason_for_all(call: Call) -> Alteration:
     first: list[Message] = []
 
     def step(message: Message) -> Iterable[Message]:
@@ -186,7 +187,7 @@ def _first_reason_for_all(call: Call) -> Callable[[Message], Iterable[Message]]:
     return step
 
 
-def _told_twice(call: Call) -> Callable[[Message], Iterable[Message]]:
+def _told_twice(call: Call) -> Alteration:
     return lambda message: (message, message) if is_end(message) else (message,)
 
 

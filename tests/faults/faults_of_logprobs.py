@@ -1,17 +1,16 @@
-"""Faults in scores: shifted, copied, missing, made up, or sent where nobody asked for them."""
+"""Faults in the scores of output tokens: shifted, copied, missing, made up, or sent where nobody asked for them."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
-
-import grpc
 
 from pytest_grpc_conformance.engines.script import Script, Step, Token
 from pytest_grpc_conformance.protocols.base import Message
 from tests.faults.alterations import (
+    Alteration,
     asked,
     body,
     candidates_of,
@@ -20,9 +19,9 @@ from tests.faults.alterations import (
     engine_told,
     has_tokens,
     is_end,
-    kind,
     scored_tokens,
     streamed,
+    with_scores_of,
 )
 from tests.faults.plant import Call, Mutant
 from tests.faults.table import Fault
@@ -39,15 +38,11 @@ def _retold(script: Script, change: Callable[[list[Token]], Iterable[Token]]) ->
     return script.but(steps=steps)
 
 
-def _with_scores_of(token: Token, other: Token) -> Token:
-    return replace(token, logprob=other.logprob, rank=other.rank, candidates=other.candidates)
-
-
 def _shifted(script: Script) -> Script:
     advances = [advance for step in script.steps for advance in step.advances]
     told = [token for advance in advances for token in advance.tokens]
     scores = iter(told[1:] + told[:1])
-    return _retold(script, lambda tokens: [_with_scores_of(token, next(scores)) for token in tokens])
+    return _retold(script, lambda tokens: [with_scores_of(token, next(scores)) for token in tokens])
 
 
 def _unscored_first(script: Script) -> Script:
@@ -117,8 +112,6 @@ candidates_come_in_reverse = _each_record(_reverse)
 token_is_added_to_its_candidates = _each_record(_add_itself)
 token_outside_the_best_scores_zero = _each_record(_zero_if_rare)
 unknown_rank_is_sent_as_zero = _each_record(_zero_rank)
-
-
 minus_infinity_goes_out_raw = _each_record(_unbounded)
 
 
@@ -130,7 +123,7 @@ def _textless(message: Message) -> None:
 text_is_lost_beside_scores = Mutant(generate=each(_textless))
 
 
-def _cumulative(call: Call) -> Callable[[Message], Iterable[Message]]:
+def _cumulative(call: Call) -> Alteration:
     sent: list[Any] = []
 
     def step(message: Message) -> Iterable[Message]:
@@ -203,77 +196,6 @@ one_candidate_too_many_comes = _asks(_one_more)
 prompt_setting_serves_the_output = _asks(_prompt_for_output)
 output_is_always_scored = _asks(lambda settings: settings.set("output", settings.get("output") or 1))
 prompt_is_always_scored = _asks(lambda settings: settings.set("prompt", settings.get("prompt") or 1))
-first_scored_position_is_ignored = Mutant(
-    generate=asked(lambda request: request.response.ClearField("prompt_logprob_start"))
-)
-
-
-async def _refuse_start(messages: AsyncIterator[Message], call: Call) -> AsyncIterator[Message]:
-    if call.request.response.HasField("prompt_logprob_start"):
-        await call.context.abort(grpc.StatusCode.UNIMPLEMENTED, "prompt_logprob_start is not supported")
-    async for message in messages:
-        yield message
-
-
-first_scored_position_is_always_refused = Mutant(generate=_refuse_start)
-
-
-# The prompt.
-
-
-def _prompt_records(message: Message) -> Any:
-    """The repeated field with the prompt's tokens, empty where a message has none."""
-    if kind(message) == "prompt":
-        return message.prompt.tokens
-    return message.complete.prompt_logprobs if kind(message) == "complete" else []
-
-
-def _shifted_prompt(script: Script) -> Script:
-    tokens = script.prompt
-    others = (*tokens[1:], *tokens[:1])
-    return script.but(prompt=tuple(map(_with_scores_of, tokens, others)))
-
-
-def _lose_last(message: Message) -> None:
-    records = _prompt_records(message)
-    if records:
-        del records[-1]
-
-
-def _score_first(message: Message) -> None:
-    if kind(message) == "prompt":
-        message.prompt.tokens[0].logprob = -0.5
-
-
-def _repeated_prompt(call: Call) -> Callable[[Message], Iterable[Message]]:
-    prompts: list[Message] = []
-
-    def step(message: Message) -> Iterable[Message]:
-        if kind(message) == "prompt":
-            prompts.append(message)
-            return (message,)
-        return (*prompts, message) if has_tokens(message) else (message,)
-
-    return step
-
-
-def _late_prompt(call: Call) -> Callable[[Message], Iterable[Message]]:
-    held: list[Message] = []
-
-    def step(message: Message) -> Iterable[Message]:
-        if kind(message) == "prompt":
-            held.append(message)
-            return ()
-        return (*held, message) if is_end(message) else (message,)
-
-    return step
-
-
-prompt_scores_are_shifted_by_one = Mutant(engine=engine_told(_shifted_prompt))
-prompt_loses_its_last_token = Mutant(generate=each(_lose_last))
-first_prompt_token_is_scored = Mutant(generate=each(_score_first))
-prompt_comes_with_every_token = Mutant(generate=streamed(_repeated_prompt))
-prompt_comes_at_the_end = Mutant(generate=streamed(_late_prompt))
 
 OPENENGINE = ("openengine",)
 SMG = ("smg",)
@@ -390,45 +312,5 @@ FAULTS = (
         "complete_is_not_scored",
         caught_by={"logprobs/chunks_and_complete_have_the_same_scores": "SMG-LP-009"},
         protocols=SMG,
-    ),
-    Fault(
-        "prompt_loses_its_last_token",
-        caught_by={"logprobs/prompt_is_listed_whole": "OE-LP-008 SMG-LP-006"},
-    ),
-    Fault(
-        "prompt_loses_its_last_token",
-        caught_by={"logprobs/prompt_of_several_sequences_is_listed_whole": "SMG-LP-006"},
-        protocols=SMG,
-    ),
-    Fault(
-        "first_prompt_token_is_scored",
-        caught_by={"logprobs/first_prompt_token_has_no_score": "OE-LP-005"},
-        protocols=OPENENGINE,
-    ),
-    Fault(
-        "prompt_scores_are_shifted_by_one",
-        "F082",
-        caught_by={"logprobs/prompt_tokens_have_their_own_scores": "OE-LP-006 SMG-LP-007"},
-    ),
-    Fault(
-        "prompt_comes_with_every_token",
-        "F083",
-        caught_by={"logprobs/prompt_comes_once": "OE-GEN-004"},
-        protocols=OPENENGINE,
-    ),
-    Fault(
-        "prompt_comes_at_the_end",
-        caught_by={"logprobs/prompt_comes_before_the_first_token": "OE-GEN-006"},
-        protocols=OPENENGINE,
-    ),
-    Fault(
-        "first_scored_position_is_ignored",
-        caught_by={"logprobs/first_scored_position_is_honoured_or_refused": "OE-LP-020"},
-        protocols=OPENENGINE,
-    ),
-    Fault(
-        "first_scored_position_is_always_refused",
-        caught_by={"logprobs/scores_from_position_zero_are_all_scores": "OE-LP-021"},
-        protocols=OPENENGINE,
     ),
 )

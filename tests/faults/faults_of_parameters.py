@@ -13,7 +13,7 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from pytest_grpc_conformance.engines.parameters import GenerationParameters
 from pytest_grpc_conformance.engines.script import Prompt
 from pytest_grpc_conformance.protocols.base import Message
-from tests.faults.alterations import asked, body, engine_asked, engine_given, has_tokens, streamed
+from tests.faults.alterations import Alteration, asked, body, engine_asked, engine_given, has_tokens, streamed
 from tests.faults.plant import Call, Mutant
 from tests.faults.table import Fault
 
@@ -107,7 +107,7 @@ def _use_text(request: Message) -> None:
         request.tokenized.input_token_ids.extend(request.tokenized.original_text.encode())
 
 
-def _echo(call: Call) -> Callable[[Message], Iterable[Message]]:
+def _echo(call: Call) -> Alteration:
     """The output begins with the prompt unless the request excludes it."""
     first = not call.request.output_config.exclude_input_from_output
     prompt = list(call.request.tokenized.input_token_ids)
@@ -136,7 +136,7 @@ prompt_is_echoed = Mutant(generate=streamed(_echo))
 # Runs that differ, and refusals of what is harmless.
 
 
-def _different_each_time(call: Call) -> Callable[[Message], Iterable[Message]]:
+def _different_each_time(call: Call) -> Alteration:
     turn = len(call.engine.submissions)
 
     def step(message: Message) -> Iterable[Message]:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from pytest_grpc_conformance.protocols.base import Message
-from tests.faults.alterations import each, has_tokens, index_of
-from tests.faults.faults_of_delivery import records
+from tests.faults.alterations import each, has_tokens, index_of, records
 from tests.faults.plant import Mutant
 from tests.faults.table import Fault
 

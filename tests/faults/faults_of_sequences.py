@@ -2,44 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Iterable
 
 from pytest_grpc_conformance.protocols.base import Message
 from tests.faults.alterations import (
+    Alteration,
     asked,
-    body,
     each,
     has_tokens,
     index_of,
     is_end,
+    leave_index_zero_out,
+    records,
+    set_index,
     streamed,
 )
 from tests.faults.plant import Call, Mutant
 from tests.faults.table import Fault
 
 
-def _set_index(message: Message, index: int) -> None:
-    part = body(message)
-    if hasattr(part, "output_index"):
-        part.output_index = index
-    elif hasattr(part, "sequence_index"):
-        part.sequence_index = index
-
-
-def _unnamed_zero(message: Message) -> None:
-    part = body(message)
-    if getattr(part, "output_index", None) == 0:
-        part.ClearField("output_index")
-
-
-def _records(message: Message) -> Any:
-    """The repeated field with the ids of a token message."""
-    part = body(message)
-    return part.token_ids if hasattr(part, "token_ids") else part.tokens
-
-
-def _one_offset(call: Call) -> Callable[[Message], Iterable[Message]]:
+def _one_offset(call: Call) -> Alteration:
     """Everything of a sequence before an offset counts as sent, but the offset is one for all of them."""
     lengths: dict[int, int] = {}
     sent = 0
@@ -48,17 +30,17 @@ def _one_offset(call: Call) -> Callable[[Message], Iterable[Message]]:
         nonlocal sent
         if not has_tokens(message):
             return (message,)
-        records = _records(message)
+        news = records(message)
         before = lengths.get(index_of(message), 0)
-        lengths[index_of(message)] = before + len(records)
-        del records[: max(0, min(len(records), sent - before))]
+        lengths[index_of(message)] = before + len(news)
+        del news[: max(0, min(len(news), sent - before))]
         sent = max(sent, lengths[index_of(message)])
-        return (message,) if records else ()
+        return (message,) if news else ()
 
     return step
 
 
-def _until_the_first_end(call: Call) -> Callable[[Message], Iterable[Message]]:
+def _until_the_first_end(call: Call) -> Alteration:
     over = False
 
     def step(message: Message) -> Iterable[Message]:
@@ -71,7 +53,7 @@ def _until_the_first_end(call: Call) -> Callable[[Message], Iterable[Message]]:
     return step
 
 
-def _merged_ends(call: Call) -> Callable[[Message], Iterable[Message]]:
+def _merged_ends(call: Call) -> Alteration:
     """Only the last sequence that ends says so."""
     left = max(1, _wanted(call.request))
 
@@ -91,20 +73,20 @@ def _wanted(request: Message) -> int:
     return int(request.sampling_config.num_return_sequences)
 
 
-def _ends_by_arrival(call: Call) -> Callable[[Message], Iterable[Message]]:
+def _ends_by_arrival(call: Call) -> Alteration:
     seen = 0
 
     def step(message: Message) -> Iterable[Message]:
         nonlocal seen
         if is_end(message):
-            _set_index(message, seen)
+            set_index(message, seen)
             seen += 1
         return (message,)
 
     return step
 
 
-def _endless_without_tokens(call: Call) -> Callable[[Message], Iterable[Message]]:
+def _endless_without_tokens(call: Call) -> Alteration:
     alive: set[int] = set()
 
     def step(message: Message) -> Iterable[Message]:
@@ -122,8 +104,8 @@ def _two_by_default(request: Message) -> None:
         request.sampling_config.num_return_sequences = request.sampling_config.num_return_sequences or 2
 
 
-index_is_always_zero = Mutant(generate=each(lambda message: _set_index(message, 0)))
-index_zero_is_left_out = Mutant(generate=each(_unnamed_zero))
+index_is_always_zero = Mutant(generate=each(lambda message: set_index(message, 0)))
+index_zero_is_left_out = Mutant(generate=each(leave_index_zero_out))
 one_offset_serves_all_sequences = Mutant(generate=streamed(_one_offset))
 first_end_is_the_end = Mutant(generate=streamed(_until_the_first_end))
 last_end_stands_for_all = Mutant(generate=streamed(_merged_ends))

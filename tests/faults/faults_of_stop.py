@@ -11,6 +11,7 @@ from pytest_grpc_conformance.engines.parameters import GenerationParameters
 from pytest_grpc_conformance.engines.script import Prompt, Script, Token
 from pytest_grpc_conformance.protocols.base import Message
 from tests.faults.alterations import (
+    Alteration,
     RememberingEngine,
     body,
     each,
@@ -103,7 +104,7 @@ async def _hide_stops(messages: AsyncIterator[Message], call: Call) -> AsyncIter
         yield message
 
 
-def _late(call: Call) -> Callable[[Message], Iterable[Message]]:
+def _late(call: Call) -> Alteration:
     """With any stop text, the latest tokens wait for the next ones."""
     held: list[Message] = []
 
@@ -117,7 +118,7 @@ def _late(call: Call) -> Callable[[Message], Iterable[Message]]:
     return step
 
 
-def _first_sequence_first(call: Call) -> Callable[[Message], Iterable[Message]]:
+def _first_sequence_first(call: Call) -> Alteration:
     """While sequence 0 is held back, nobody gets anything."""
     held: list[Message] = []
 
@@ -132,7 +133,7 @@ def _first_sequence_first(call: Call) -> Callable[[Message], Iterable[Message]]:
     return step
 
 
-def _lost_at_the_end(call: Call) -> Callable[[Message], Iterable[Message]]:
+def _lost_at_the_end(call: Call) -> Alteration:
     """What is still held when a sequence ends without the stop is forgotten."""
     held: list[Message] = []
 
@@ -173,7 +174,7 @@ held_token_comes_twice = Mutant(generate=each(_doubled))
 # What is sent.
 
 
-def _past_the_stop(call: Call) -> Callable[[Message], Iterable[Message]]:
+def _past_the_stop(call: Call) -> Alteration:
     """What the engine's step brought after the stop is sent as well."""
     assert isinstance(call.engine, RememberingEngine)
     left = _told(call.engine.gates[call.request.request_id].script)

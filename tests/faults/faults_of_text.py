@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from pytest_grpc_conformance.protocols.base import Message
-from tests.faults.alterations import body, each, has_tokens, index_of, is_end, streamed, without
+from tests.faults.alterations import Alteration, body, each, has_tokens, index_of, is_end, streamed, without
 from tests.faults.plant import Call, Mutant
 from tests.faults.table import Fault
 
 REPLACEMENT = "\ufffd"
-Step = Callable[[Message], Iterable[Message]]
 
 
 def _text(change: Callable[[str], str]) -> Mutant:
@@ -23,7 +22,7 @@ def _text(change: Callable[[str], str]) -> Mutant:
     return Mutant(generate=each(apply))
 
 
-def _without_every_sixteenth(call: Call) -> Step:
+def _without_every_sixteenth(call: Call) -> Alteration:
     count = 0
 
     def step(message: Message) -> Iterable[Message]:
@@ -37,7 +36,7 @@ def _without_every_sixteenth(call: Call) -> Step:
     return step
 
 
-def _cut_as_if_cumulative(call: Call) -> Step:
+def _cut_as_if_cumulative(call: Call) -> Alteration:
     sent = 0
 
     def step(message: Message) -> Iterable[Message]:
@@ -56,7 +55,7 @@ def _text_of_the_last_token(message: Message) -> None:
         body(message).text = body(message).text[-3:]
 
 
-def _one_buffer_for_all(call: Call) -> Step:
+def _one_buffer_for_all(call: Call) -> Alteration:
     """Text of any sequence waits in one buffer, and goes out with the next message of the first."""
     waiting = ""
 
@@ -78,7 +77,7 @@ def _each_token_decoded_alone(message: Message) -> None:
         body(message).text = REPLACEMENT
 
 
-def _again_before_a_wide_character(call: Call) -> Step:
+def _again_before_a_wide_character(call: Call) -> Alteration:
     """A character beyond the first plane shifts the place up to which text was sent by one."""
     last = ""
 
@@ -93,10 +92,10 @@ def _again_before_a_wide_character(call: Call) -> Step:
     return step
 
 
-def _without_the_held_end(lost: Callable[[Message, Message], bool]) -> Callable[[Call], Step]:
+def _without_the_held_end(lost: Callable[[Message, Message], bool]) -> Callable[[Call], Alteration]:
     """A message before the terminal one is lost when ``lost`` says so."""
 
-    def make(call: Call) -> Step:
+    def make(call: Call) -> Alteration:
         held: list[Message] = []
 
         def step(message: Message) -> Iterable[Message]:

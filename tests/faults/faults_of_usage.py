@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable
-from typing import Any
+from collections.abc import AsyncIterator, Iterable
 
 from pytest_grpc_conformance.protocols.base import Message
-from tests.faults.alterations import body, each, has_tokens, index_of, is_end, kind, streamed, token_ids
+from tests.faults.alterations import (
+    Alteration,
+    body,
+    counts_of,
+    each,
+    has_tokens,
+    index_of,
+    is_end,
+    kind,
+    streamed,
+    token_ids,
+)
 from tests.faults.plant import Call, Mutant
 from tests.faults.table import Fault
 
 
-def _counts(message: Message) -> Any:
-    """What holds the counts of a message, ``None`` where there are none."""
-    if not hasattr(message, "usage"):
-        return body(message)
-    return message.usage if message.HasField("usage") else None
-
-
 def _set(message: Message, *, prompt: int | None = None, completion: int | None = None) -> None:
     """Other counts, where a message has any; a total stays the sum."""
-    counts = _counts(message)
+    counts = counts_of(message)
     if counts is None:
         return
     counts.prompt_tokens = counts.prompt_tokens if prompt is None else prompt
@@ -29,10 +32,7 @@ def _set(message: Message, *, prompt: int | None = None, completion: int | None 
         counts.total_tokens = counts.prompt_tokens + counts.completion_tokens
 
 
-Step = Callable[[Message], Iterable[Message]]
-
-
-def _sizes_added(call: Call) -> Step:
+def _sizes_added(call: Call) -> Alteration:
     """Each message adds the size so far, as if it were the size of the message."""
     sizes: dict[int, int] = {}
     added: dict[int, int] = {}
@@ -48,7 +48,7 @@ def _sizes_added(call: Call) -> Step:
     return step
 
 
-def _last_sequence(call: Call) -> Step:
+def _last_sequence(call: Call) -> Alteration:
     """Only the tokens of the sequence that ends last are counted."""
     sizes: dict[int, int] = {}
 
@@ -62,7 +62,7 @@ def _last_sequence(call: Call) -> Step:
     return step
 
 
-def _all_sequences(call: Call) -> Step:
+def _all_sequences(call: Call) -> Alteration:
     """Every message counts the tokens of all sequences."""
     total = 0
 
@@ -75,7 +75,7 @@ def _all_sequences(call: Call) -> Step:
     return step
 
 
-def _before_last_step(call: Call) -> Step:
+def _before_last_step(call: Call) -> Alteration:
     """The counts are taken before the tokens of the last step are there."""
     latest = 0
 
@@ -83,8 +83,8 @@ def _before_last_step(call: Call) -> Step:
         nonlocal latest
         if has_tokens(message):
             latest = len(token_ids(message))
-        elif is_end(message) and _counts(message) is not None:
-            _set(message, completion=_counts(message).completion_tokens - latest)
+        elif is_end(message) and counts_of(message) is not None:
+            _set(message, completion=counts_of(message).completion_tokens - latest)
         return (message,)
 
     return step
@@ -96,8 +96,8 @@ def _own_tokens(message: Message) -> None:
 
 
 def _at_least_one(message: Message) -> None:
-    if is_end(message) and _counts(message) is not None:
-        _set(message, completion=max(1, _counts(message).completion_tokens))
+    if is_end(message) and counts_of(message) is not None:
+        _set(message, completion=max(1, counts_of(message).completion_tokens))
 
 
 def _stop_counts(message: Message) -> None:
@@ -140,7 +140,7 @@ def _undrafted(message: Message) -> None:
         message.complete.spec_accepted_tokens = 2
 
 
-def _cache_fills(call: Call) -> Step:
+def _cache_fills(call: Call) -> Alteration:
     seen = 0
 
     def step(message: Message) -> Iterable[Message]:

@@ -18,7 +18,7 @@ from pytest_grpc_conformance.verdict import Verdict
 from tests.running import Ran, project, report, run, run_cli, run_pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-FAULT = "tests.faults.faults_of_delivery:gathers_the_whole_generation"
+FAULT = "tests.faults.faults_of_first_token:gathers_the_whole_generation"
 PLANTED = ("--grpc-target", f"{FAULT}.openengine", "--grpc-protocol", "openengine", "--grpc-timeout-scale", "0.05")
 SHIPPED = "first_token_arrives_while_the_second_is_held"
 CHANGES = {"PYTHONPATH": str(ROOT), "PYTEST_PLUGINS": "pytest_grpc_conformance.plugin,xdist.plugin"}

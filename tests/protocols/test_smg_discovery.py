@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import grpc
 import pytest
 from smg_engine import SECRET, HandMadeEngine, SmgClient, drain, serving
@@ -13,37 +11,7 @@ from smg_grpc_proto.generated import trtllm_service_pb2 as pb
 from pytest_grpc_conformance.engines.gated import GatedEngine
 from pytest_grpc_conformance.protocols.smg import SMG
 from pytest_grpc_conformance.servers.base import ServerLibrary
-from pytest_grpc_conformance.servers.grpcio import GrpcioAio
-from pytest_grpc_conformance.servers.pygrpc_native import PygrpcNativeAio
 from pytest_grpc_conformance.targets.loop_thread import LoopThread
-
-
-@pytest.fixture(scope="module")
-def loop() -> Iterator[LoopThread]:
-    loop = LoopThread("smg-tests")
-    yield loop
-    loop.close()
-
-
-@pytest.fixture(scope="module", params=[GrpcioAio, PygrpcNativeAio], ids=lambda library: library.name)
-def library(request: pytest.FixtureRequest) -> ServerLibrary:
-    library: ServerLibrary = request.param()
-    if not library.availability().available:
-        pytest.skip(library.availability().reason)
-    return library
-
-
-@pytest.fixture
-def engine() -> Iterator[GatedEngine]:
-    with GatedEngine() as engine:
-        yield engine
-        assert not engine.misuses
-
-
-@pytest.fixture
-def client(engine: GatedEngine, library: ServerLibrary, loop: LoopThread) -> Iterator[SmgClient]:
-    with serving(engine, library, loop) as client:
-        yield client
 
 
 def test_health_is_ok_or_a_description(engine: GatedEngine, client: SmgClient) -> None:

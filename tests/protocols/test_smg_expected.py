@@ -54,11 +54,9 @@ def engine() -> Iterator[GatedEngine]:
 
 
 @pytest.fixture(scope="module")
-def client(engine: GatedEngine) -> Iterator[SmgClient]:
-    loop = LoopThread("smg-expected-tests")
+def client(engine: GatedEngine, loop: LoopThread) -> Iterator[SmgClient]:
     with serving(engine, GrpcioAio(), loop) as client:
         yield client
-    loop.close()
 
 
 def play(engine: GatedEngine, client: SmgClient, request: Request, played: Script) -> tuple[list[Any], Course]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import count
 
 import pytest
@@ -30,9 +31,18 @@ def _violation() -> Violation:
     return Violation("too many tokens", evidence="as seen")
 
 
-@settings(
-    max_examples=100, derandomize=True, database=None, deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
+def _at_most_two_tokens(failed: list[Play]) -> Callable[[Play], None]:
+    """A check that remembers the plays which fail it."""
+
+    def check(play: Play) -> None:
+        if _tokens(play) > 2:
+            failed.append(play)
+            raise _violation()
+
+    return check
+
+
+@MANY
 @given(generations())
 def test_every_script_can_be_played_and_ends(generation: Generation) -> None:
     check_script(generation.script)
@@ -41,9 +51,7 @@ def test_every_script_can_be_played_and_ends(generation: Generation) -> None:
     assert len(played.outcome) == (generation.request.num_sequences or 1)
 
 
-@settings(
-    max_examples=100, derandomize=True, database=None, deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
+@MANY
 @given(generations())
 def test_excluded_stop_texts_begin_with_a_token(generation: Generation) -> None:
     if generation.request.include_stop:
@@ -64,14 +72,8 @@ def test_plays_are_the_same_each_time() -> None:
 
 def test_violation_has_the_smallest_play() -> None:
     failed: list[Play] = []
-
-    def check(play: Play) -> None:
-        if _tokens(play) > 2:
-            failed.append(play)
-            raise _violation()
-
     with pytest.raises(Violation) as caught:
-        check_any(check, seed=None, patience=60)
+        check_any(_at_most_two_tokens(failed), seed=None, patience=60)
     assert _tokens(failed[-1]) == 3
     assert len(failed[-1].generations) == 1
     assert caught.value.evidence == f"as seen\n{failed[-1]}"
@@ -91,14 +93,8 @@ def test_violation_that_does_not_come_again_counts() -> None:
 
 def test_violation_is_made_smaller_for_a_limited_time() -> None:
     failed: list[Play] = []
-
-    def check(play: Play) -> None:
-        if _tokens(play) > 2:
-            failed.append(play)
-            raise _violation()
-
     with pytest.raises(Violation) as caught:
-        check_any(check, seed=None, patience=0)
+        check_any(_at_most_two_tokens(failed), seed=None, patience=0)
     assert len(failed) == 1
     assert caught.value.evidence == f"as seen\n{failed[0]}"
 

@@ -1,139 +1,22 @@
-"""The shipped rows are complete and well formed, and the loader and the coverage join say what is wrong."""
+"""Looking rows up, and loading them from files: both say what is wrong."""
 
 from __future__ import annotations
 
-import json
-import re
 import subprocess
 import sys
-from collections import Counter
 from pathlib import Path
 
 import pytest
+from toy_rows import GOOD, GROUP, row_toml, written
 
 import pytest_grpc_conformance
 from pytest_grpc_conformance.requirements import (
-    LEVELS,
     BrokenCatalogue,
-    Catalogue,
     Requirement,
     UnknownRequirement,
     catalogue,
     load,
 )
-from pytest_grpc_conformance.requirements.coverage import CaseRef, cover, render_json, render_text
-
-ROWS = {row.id: row for row in catalogue().rows}
-ANY_ID = re.compile(r"\b(?:OE|SMG|GRPC)-[A-Z0-9]+-[0-9]+\b")
-
-# group: number of MUST, SHOULD, MAY and REF rows
-EXPECTED = {
-    "GRPC-STATUS": (25, 4, 0, 0),
-    "GRPC-DL": (16, 5, 0, 0),
-    "GRPC-CAN": (15, 4, 0, 0),
-    "GRPC-LIFE": (22, 9, 0, 0),
-    "GRPC-SVC": (9, 5, 0, 0),
-    "GRPC-FAIR": (8, 6, 0, 0),
-    "OE-WIRE": (7, 5, 1, 4),
-    "OE-GEN": (15, 20, 1, 10),
-    "OE-TOK": (7, 5, 2, 4),
-    "OE-FIN": (6, 8, 1, 4),
-    "OE-STOP": (9, 9, 1, 4),
-    "OE-LP": (11, 13, 0, 8),
-    "OE-N": (7, 3, 0, 4),
-    "OE-USE": (5, 5, 1, 3),
-    "OE-ERR": (9, 9, 0, 9),
-    "OE-HLT": (3, 10, 0, 4),
-    "OE-ABT": (10, 8, 1, 6),
-    "SMG-GEN": (11, 10, 0, 7),
-    "SMG-SMP": (10, 9, 0, 3),
-    "SMG-CHK": (4, 7, 1, 3),
-    "SMG-CMP": (7, 7, 1, 5),
-    "SMG-N": (1, 6, 0, 0),
-    "SMG-LP": (3, 8, 0, 5),
-    "SMG-USE": (0, 4, 1, 1),
-    "SMG-ERR": (1, 6, 0, 4),
-    "SMG-ABT": (1, 7, 0, 4),
-    "SMG-HLT": (2, 2, 0, 2),
-}
-PARITY = {
-    "GRPC-STATUS": 12,
-    "GRPC-DL": 9,
-    "GRPC-CAN": 11,
-    "GRPC-LIFE": 31,
-    "GRPC-SVC": 10,
-    "GRPC-FAIR": 7,
-}
-
-
-class TestShippedRows:
-    """What holds for every row in the package's own files."""
-
-    def test_group_has_its_rows_by_level(self) -> None:
-        counted = Counter((row.group_id, row.level) for row in catalogue().rows)
-        found = {group.id: tuple(counted[group.id, level] for level in LEVELS) for group in catalogue().groups}
-        assert found == EXPECTED
-
-    def test_total(self) -> None:
-        sizes = {name: len(catalogue().for_protocol(name)) for name in ("openengine", "smg", "grpc")}
-        assert sizes == {"openengine": 252, "smg": 143, "grpc": 128}
-
-    def test_parity_rows(self) -> None:
-        assert Counter(row.group_id for row in catalogue().rows if row.oracle == "parity") == PARITY
-
-    def test_ids_are_unique(self) -> None:
-        assert len(ROWS) == len(catalogue().rows) == 523
-
-    def test_ids_of_a_group_count_up_from_one(self) -> None:
-        for group in catalogue().groups:
-            numbers = [int(row.id.rpartition("-")[2]) for row in catalogue().of_group(group.id)]
-            assert numbers == list(range(1, len(numbers) + 1)), group.id
-
-    @pytest.mark.parametrize("name", ["openengine", "smg", "grpc"])
-    def test_group_of_a_row_is_in_its_file(self, name: str) -> None:
-        prefix = {"openengine": "OE", "smg": "SMG", "grpc": "GRPC"}[name]
-        assert catalogue().of_group(prefix) == catalogue().for_protocol(name)
-
-    def test_statement_is_one_sentence(self) -> None:
-        more_than_one = re.compile(r"[.!?][\"'`)]*\s")
-        for row in ROWS.values():
-            assert 10 <= len(row.statement) <= 400, row.id
-            assert row.statement[0] == "`" or row.statement[0].isupper(), row.id
-            assert row.statement.endswith("."), row.id
-            assert not more_than_one.search(row.statement), row.id
-
-    def test_must_row_has_a_source(self) -> None:
-        document = re.compile(r"OpenEngine v1|openengine/v1/|OE-|SMG protos|trtllm_service\.proto|gRPC|RFC 9113")
-        practice = re.compile(r"grpcio|grpc\.aio|connectrpc|HTTP/2|asyncio|idiom of handlers|stated by no document")
-        for row in ROWS.values():
-            if row.level == "MUST":
-                assert document.search(row.source) or practice.search(row.source), (row.id, row.source)
-
-    def test_derived_row_says_so_in_its_source(self) -> None:
-        assert {row.id for row in ROWS.values() if row.derived} == {
-            row.id for row in ROWS.values() if "derived" in row.source
-        }
-
-    def test_source_and_observe_are_spelled_out(self) -> None:
-        shorthand = re.compile(
-            r"\b(?:BB|GE|CFG|Tt)\b|\b(?:[TGSpc]|Tt|api):\S|\bPR [0-9]|\b(?:gen|kv|srv|mdl|lif|err|oe) [A-Z]"
-        )
-        for row in ROWS.values():
-            assert not shorthand.search(f"{row.source} {row.observe} {row.statement}"), row.id
-
-    def test_only_reference_rows_speak_of_one_implementation(self) -> None:
-        for row in ROWS.values():
-            if row.oracle != "reference":
-                assert "TensorRT" not in row.statement + row.observe, row.id
-
-    def test_ids_in_the_texts_exist(self) -> None:
-        for row in ROWS.values():
-            named = ANY_ID.findall(f"{row.statement} {row.source} {row.observe}")
-            assert set(named) <= ROWS.keys(), row.id
-
-    def test_texts_name_no_machine_path(self) -> None:
-        for row in ROWS.values():
-            assert not re.search(r"(?:^|\s)/(?:work|tmp|home|root|usr|Users)/", str(row)), row.id
 
 
 def test_get_gives_the_row() -> None:
@@ -196,28 +79,7 @@ def test_rows_are_read_without_grpc_protobuf_or_pytest() -> None:
     assert (ran.stdout.strip(), ran.stderr) == ("[]", "")
 
 
-GROUP = '[[group]]\nid = "XX-ONE"\ntitle = "First things"\n'
-GOOD = {
-    "id": '"XX-ONE-001"',
-    "oracle": '"spec"',
-    "level": '"MUST"',
-    "statement": '"The server answers."',
-    "source": '"A document, a section"',
-    "observe": '"black box"',
-}
-
-
-def row_toml(**changes: str | None) -> str:
-    """A good row as TOML, with keys changed, added, or (``None``) taken away."""
-    keys = {key: value for key, value in {**GOOD, **changes}.items() if value is not None}
-    return "[[requirement]]\n" + "".join(f"{key} = {value}\n" for key, value in keys.items())
-
-
-def written(folder: Path, **files: str) -> Path:
-    """The folder, with one TOML file per keyword."""
-    for name, text in files.items():
-        (folder / f"{name}.toml").write_text(text, encoding="utf-8")
-    return folder
+# Loading.
 
 
 def test_load_reads_a_folder(tmp_path: Path) -> None:
@@ -243,6 +105,12 @@ def test_load_leaves_other_files_alone(tmp_path: Path) -> None:
 
 def test_derived_is_false_when_left_out(tmp_path: Path) -> None:
     assert load(written(tmp_path, toy=GROUP + row_toml())).rows[0].derived is False
+
+
+def test_row_says_why_it_is_unobserved(tmp_path: Path) -> None:
+    reason = "x" * 200
+    text = GROUP + row_toml(unobserved=f'"{reason}"') + row_toml(id='"XX-ONE-002"')
+    assert [row.unobserved for row in load(written(tmp_path, toy=text)).rows] == [reason, None]
 
 
 def test_folder_without_rows_is_broken(tmp_path: Path) -> None:
@@ -272,6 +140,22 @@ MALFORMED = {
     "unknown-key": (
         GROUP + row_toml(derivd="true"),
         "XX-ONE-001: unknown key 'derivd'; the keys are id, oracle,",
+    ),
+    "number-for-reason": (
+        GROUP + row_toml(unobserved="7"),
+        "XX-ONE-001: key 'unobserved' is not a text, or is empty; write",
+    ),
+    "empty-reason": (
+        GROUP + row_toml(unobserved='""'),
+        "XX-ONE-001: key 'unobserved' is not a text, or is empty; write",
+    ),
+    "long-reason": (
+        GROUP + row_toml(unobserved=f'"{"x" * 201}"'),
+        "XX-ONE-001: key 'unobserved' has 201 characters; say why in one sentence of at most 200",
+    ),
+    "reason-of-two-lines": (
+        GROUP + row_toml(unobserved=r'"First.\nSecond."'),
+        "XX-ONE-001: key 'unobserved' has more than one line; say why in one sentence",
     ),
     "unknown-oracle": (
         GROUP + row_toml(oracle='"SPEC"'),
@@ -334,107 +218,3 @@ def test_id_in_two_files_is_broken(tmp_path: Path) -> None:
     first = GROUP + row_toml()
     with pytest.raises(BrokenCatalogue, match=r"^b\.toml: XX-ONE: already used in a\.toml; give it another id$"):
         load(written(tmp_path, a=first, b=first))
-
-
-@pytest.fixture
-def toy(tmp_path: Path) -> Catalogue:
-    """Four rows in two groups, one of each level."""
-    first = GROUP + row_toml() + row_toml(id='"XX-ONE-002"', level='"SHOULD"')
-    second = '[[group]]\nid = "XX-TWO"\ntitle = "Second things"\n' + row_toml(
-        id='"XX-TWO-001"', level='"MAY"', statement=f'"The server {"very " * 30}rarely answers."'
-    )
-    third = row_toml(id='"XX-TWO-002"', level='"REF"', oracle='"reference"')
-    return load(written(tmp_path, toy=first + second + third))
-
-
-CASES = (
-    CaseRef("gen/answers", ("XX-ONE-001", "XX-TWO-001"), "The server MUST answer."),
-    CaseRef("gen/again[greedy]", ("XX-ONE-001",), "The server MUST answer again."),
-)
-
-
-class TestCoverage:
-    """The join of rows and cases, and its two views."""
-
-    def test_every_row_is_kept_in_order(self, toy: Catalogue) -> None:
-        assert [(entry.row.id, entry.case_ids) for entry in cover(toy, CASES)] == [
-            ("XX-ONE-001", ("gen/answers", "gen/again[greedy]")),
-            ("XX-ONE-002", ()),
-            ("XX-TWO-001", ("gen/answers",)),
-            ("XX-TWO-002", ()),
-        ]
-
-    def test_without_cases_all_shipped_rows_are_unchecked(self) -> None:
-        coverage = cover(catalogue(), ())
-        assert tuple(entry.row for entry in coverage) == catalogue().rows
-        assert not any(entry.cases for entry in coverage)
-        assert render_text(coverage).splitlines()[-1].startswith("523 rows: 0 checked, 523 unchecked (")
-
-    def test_case_that_names_a_row_twice_counts_once(self, toy: Catalogue) -> None:
-        case = CaseRef("gen/twice", ("XX-ONE-001", "XX-ONE-001"), "")
-        assert cover(toy, [case, case])[0].case_ids == ("gen/twice",)
-
-    def test_unknown_id_names_the_case(self, toy: Catalogue) -> None:
-        case = CaseRef("gen/lost", ("XX-ONE-003",), "")
-        with pytest.raises(
-            UnknownRequirement, match=r"^case gen/lost: no requirement 'XX-ONE-003'; nearest: XX-ONE-00"
-        ):
-            cover(toy, [case])
-
-    def test_text(self, toy: Catalogue) -> None:
-        assert render_text(cover(toy, CASES), width=30).splitlines() == [
-            "XX-ONE  First things",
-            "  XX-ONE-001  MUST    spec       The server answers.             gen/answers, gen/again[greedy]",
-            "  XX-ONE-002  SHOULD  spec       The server answers.             unchecked",
-            "",
-            "XX-TWO  Second things",
-            "  XX-TWO-001  MAY     spec       The server very very very...    gen/answers",
-            "  XX-TWO-002  REF     reference  The server answers.             unchecked",
-            "",
-            "4 rows: 2 checked, 2 unchecked (1 SHOULD, 1 REF)",
-        ]
-
-    def test_text_of_unchecked_rows_counts_all(self, toy: Catalogue) -> None:
-        lines = render_text(cover(toy, CASES), unchecked_only=True).splitlines()
-        assert [line.split()[0] for line in lines if line.startswith("  ")] == ["XX-ONE-002", "XX-TWO-002"]
-        assert lines[-1] == "4 rows: 2 checked, 2 unchecked (1 SHOULD, 1 REF)"
-
-    def test_text_drops_a_group_that_has_nothing_unchecked(self, toy: Catalogue) -> None:
-        case = CaseRef("gen/all", tuple(row.id for row in toy.of_group("XX-ONE")), "")
-        text = render_text(cover(toy, [case]), unchecked_only=True)
-        assert "First things" not in text
-        assert "Second things" in text
-
-    def test_text_when_all_is_checked(self, toy: Catalogue) -> None:
-        case = CaseRef("gen/all", tuple(row.id for row in toy.rows), "")
-        assert render_text(cover(toy, [case]), unchecked_only=True) == "4 rows: 4 checked, 0 unchecked"
-
-    def test_statement_is_cut_to_the_width(self, toy: Catalogue) -> None:
-        long = toy.get("XX-TWO-001").statement
-        assert long not in render_text(cover(toy, ()), width=40)
-        assert long in render_text(cover(toy, ()), width=len(long))
-
-    def test_json(self, toy: Catalogue) -> None:
-        document = json.loads(render_json(cover(toy, CASES)))
-        assert document["schema"] == 1
-        assert document["counts"] == {
-            "rows": 4,
-            "checked": 2,
-            "unchecked": {"MUST": 0, "SHOULD": 1, "MAY": 0, "REF": 1},
-        }
-        first, second = document["groups"]
-        assert (first["id"], first["title"], first["protocol"]) == ("XX-ONE", "First things", "toy")
-        assert first["rows"][0] == {
-            "id": "XX-ONE-001",
-            "oracle": "spec",
-            "level": "MUST",
-            "statement": "The server answers.",
-            "source": "A document, a section",
-            "derived": False,
-            "observe": "black box",
-            "cases": [
-                {"id": "gen/answers", "summary": "The server MUST answer."},
-                {"id": "gen/again[greedy]", "summary": "The server MUST answer again."},
-            ],
-        }
-        assert [row["cases"] for row in second["rows"]][1] == []

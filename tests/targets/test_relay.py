@@ -13,13 +13,6 @@ from pytest_grpc_conformance.targets.loop_thread import LoopThread
 from pytest_grpc_conformance.targets.relay import Relay
 
 
-@pytest.fixture
-def loop() -> Iterator[LoopThread]:
-    loop = LoopThread()
-    yield loop
-    loop.close()
-
-
 class Upstream:
     """A listener that hands over its connections."""
 

@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from pytest_grpc_conformance import registry
 from pytest_grpc_conformance.servers.base import BindFailed, RunningServer, ServerLibrary, ServerSetup, stop_and_drop
 from pytest_grpc_conformance.targets.loop_thread import LoopThread
-
-
-@pytest.fixture
-def loop() -> Iterator[LoopThread]:
-    loop = LoopThread()
-    yield loop
-    loop.close()
 
 
 @pytest.fixture(params=["grpcio", "pygrpc-native"])
