@@ -28,7 +28,7 @@ from pytest_grpc_conformance.targets.base import Target
 
 THREE = script(one_by_one(tokens(3)))
 FAILURE = Ending.FAILURE
-AFTER = pytest.mark.parametrize("told", [0, 1, 7], ids=lambda told: f"told={told}")
+AFTER = pytest.mark.parametrize("told", [0, 1, 7, 40], ids=lambda told: f"told={told}")
 TEXTS = pytest.mark.parametrize(
     "text",
     ["", "x" * 65_536, "\u4e16" * 30_000, "50%\n\u00e9 \u4e16 \U0001f600\x00\x7f", "half \udcff of a character"],
@@ -94,7 +94,7 @@ def test_failure_is_no_finish(grpc_target: Target, told: int) -> None:
 
 
 @requirement("OE-ERR-016", "SMG-ERR-003", needs=(SCRIPTED,))
-@pytest.mark.parametrize("told", [1, 7], ids=lambda told: f"told={told}")
+@pytest.mark.parametrize("told", [1, 7, 40], ids=lambda told: f"told={told}")
 def test_failure_keeps_what_was_delivered(grpc_target: Target, told: int) -> None:
     """The server SHOULD deliver, once and in order, all tokens that precede a failure."""
     collected = asserts.ended(grpc_target.play(_failing(told), Request("fails")))
@@ -158,6 +158,28 @@ def test_failure_has_a_code_and_words(grpc_target: Target, ending: Ending) -> No
     asserts.failed(collected, grpc_target.protocol)
     asserts.true("a failure is told in words", bool(_words(collected).strip()), _words(collected))
     asserts.equal("errors without a cause", [], [e for e in collected.errors if e.code in ("", "UNSPECIFIED")])
+
+
+@requirement("OE-ERR-011", needs=(SCRIPTED,))
+@pytest.mark.parametrize(("kind", "retryable"), [("full", True), ("invalid", False)], ids=["no-room", "invalid"])
+@pytest.mark.parametrize("told", [0, 1], ids=lambda told: f"told={told}")
+def test_retryable_is_true_when_a_retry_can_help(grpc_target: Target, kind: str, retryable: bool, told: int) -> None:
+    """The server MUST call an error retryable after overload, and not when the request is at fault."""
+    collected = asserts.ended(grpc_target.play(_failing(told).but(failure_kind=kind), Request("fails")))
+    asserts.failed(collected, grpc_target.protocol)
+    asserts.equal("retryable on the error", [retryable], [error.retryable for error in collected.errors])
+
+
+@requirement("OE-ERR-013", "SMG-ERR-006", needs=(SCRIPTED,))
+@pytest.mark.parametrize("told", [0, 1], ids=lambda told: f"told={told}")
+def test_request_that_is_shed_says_overload(grpc_target: Target, told: int) -> None:
+    """The server SHOULD name overload as the cause when the engine drops an accepted request for it."""
+    collected = asserts.ended(grpc_target.play(_failing(told).but(failure_kind="full"), Request("shed")))
+    asserts.failed(collected, grpc_target.protocol)
+    if grpc_target.protocol.traits.errors_in_band:
+        asserts.equal("the code of the error", ["OVERLOADED"], [error.code for error in collected.errors])
+    else:
+        asserts.status(collected, "RESOURCE_EXHAUSTED", "UNAVAILABLE")
 
 
 @requirement("GRPC-SVC-14", needs=(SCRIPTED, REFERENCE))

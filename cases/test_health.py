@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import functools
+from typing import TYPE_CHECKING
 
 import pytest
 
 from pytest_grpc_conformance import asserts
 from pytest_grpc_conformance.engines.script import Ending, one_by_one, script, tokens
-from pytest_grpc_conformance.marker import SCRIPTED, requirement
+from pytest_grpc_conformance.marker import REFERENCE, SCRIPTED, requirement
 from pytest_grpc_conformance.protocols.base import Health, Request
 from pytest_grpc_conformance.targets.base import Target
+
+if TYPE_CHECKING:
+    from pytest_grpc_conformance.targets.inprocess import InprocessTarget
 
 THREE = script(one_by_one(tokens(3)))
 STREAMS = 8
@@ -99,3 +103,17 @@ def test_cancelled_and_aborted_requests_leave_health_alone(grpc_target: Target) 
             asserts.done("an abort", functools.partial(grpc_target.client.abort, f"gone {number}"))
         asserts.reached(gate.settled(), "the engine lets go of the request")
         _serving(grpc_target, True)
+
+
+@requirement("OE-HLT-009", needs=(SCRIPTED, REFERENCE))
+def test_draining_server_says_so(grpc_target: InprocessTarget) -> None:
+    """The server SHOULD report DRAINING while it takes no new work and finishes what it has accepted.
+
+    The protocol has no call that begins to drain, so this is asked of the reference servicer, which can be told.
+    """
+    gate = grpc_target.prepare("accepted", THREE)
+    grpc_target.generate(Request("accepted"))
+    asserts.reached(gate.submitted(), "the engine has the request")
+    grpc_target.drain()
+    health = asserts.done("a health check", grpc_target.client.health)
+    asserts.true("the server says that it drains", isinstance(health, Health) and "DRAINING" in health.words, health)

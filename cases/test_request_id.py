@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -21,6 +23,10 @@ from pytest_grpc_conformance.marker import SCRIPTED, requirement
 from pytest_grpc_conformance.protocols.base import Request, Status
 from pytest_grpc_conformance.protocols.collected import Collected
 from pytest_grpc_conformance.targets.base import NotApplicable, Target
+
+if TYPE_CHECKING:
+    from pytest_grpc_conformance.engines.gate import Gate
+    from pytest_grpc_conformance.protocols.stream import GenerateStream
 
 FOUR = script(one_by_one(tokens(4)))
 OTHER = script(one_by_one(tokens(3, start=700)))
@@ -55,10 +61,18 @@ def _refuse_invalid(target: Target, request: Request) -> None:
     asserts.ended(target.play(OTHER, request.but(temperature=-1.0)))
 
 
-def _cancel(target: Target, request: Request) -> None:
-    gate = target.prepare(request.request_id, FOUR)
+def _told(target: Target, request: Request, told: int) -> tuple[Gate, GenerateStream]:
+    """A running request whose engine is silent after ``told`` tokens, which the client has."""
+    gate = target.prepare(request.request_id, script(one_by_one(tokens(told + 4))))
     stream = target.generate(request)
     asserts.reached(gate.submitted(), "the engine has the request")
+    gate.release(told)
+    asserts.tokens_until(stream, told, gate)
+    return gate, stream
+
+
+def _cancel(target: Target, request: Request) -> None:
+    gate, stream = _told(target, request, 0)
     stream.cancel()
     asserts.reached(gate.settled(), "the engine lets go of the request")
 
@@ -69,10 +83,8 @@ def _ask_to_abort(target: Target, request_id: str) -> None:
         raise NotApplicable("no-abort", "the server does not offer to abort requests")
 
 
-def _abort(target: Target, request: Request) -> None:
-    gate = target.prepare(request.request_id, FOUR)
-    stream = target.generate(request)
-    asserts.reached(gate.submitted(), "the engine has the request")
+def _abort(target: Target, request: Request, told: int = 0) -> None:
+    gate, stream = _told(target, request, told)
     _ask_to_abort(target, request.request_id)
     asserts.ended(stream, gate)
 
@@ -86,11 +98,12 @@ ENDS = {
     "cancel": _cancel,
     "abort": _abort,
 }
+LATE = {"late-abort": functools.partial(_abort, told=64)}
 End = Callable[[Target, Request], None]
 
 
 @requirement("OE-GEN-027", "SMG-GEN-010", needs=(SCRIPTED,))
-@pytest.mark.parametrize("end", ENDS.values(), ids=[f"after={name}" for name in ENDS])
+@pytest.mark.parametrize("end", (ENDS | LATE).values(), ids=[f"after={name}" for name in ENDS | LATE])
 def test_id_can_be_used_again(grpc_target: Target, end: End) -> None:
     """The server SHOULD serve a request in full under the id of one that is over, however that ended."""
     request = Request("again")
@@ -153,6 +166,21 @@ def test_second_request_is_refused(grpc_target: Target) -> None:
         asserts.ended(grpc_target.generate(Request("twin"))), *grpc_target.protocol.traits.duplicate_id_codes
     )
     stream.cancel()
+
+
+@requirement("OE-GEN-026", needs=(SCRIPTED,))
+def test_id_is_taken_while_its_prompt_is_tokenized(grpc_target: Target) -> None:
+    """The server SHOULD refuse a second request for an id whose first one is still being tokenized."""
+    request = Request("twin", prompt="a text")
+    hold = grpc_target.engine.hold_tokenizer()
+    for told in (FOUR, OTHER):
+        grpc_target.prepare("twin", told, open=True)
+    stream = grpc_target.generate(request)
+    asserts.reached(hold.entered("a text"), "the tokenizer has the first prompt")
+    second = asserts.ended(grpc_target.generate(Request("twin")))
+    asserts.refused(second, *grpc_target.protocol.traits.duplicate_id_codes)
+    hold.release()
+    _outcome(grpc_target, asserts.ended(stream), FOUR, request)
 
 
 @requirement("OE-GEN-037", needs=(SCRIPTED,))
@@ -219,6 +247,7 @@ def test_late_end_does_not_reach_the_next_request(grpc_target: Target) -> None:
     second = grpc_target.prepare("again", FOUR)
     stream = grpc_target.generate(request)
     second.release(2)
+    asserts.answered(stream, first, second)
     first.release_abort()
     asserts.reached(first.settled(), "the engine lets go of the first request")
     second.release_all()

@@ -129,6 +129,11 @@ def status_of(stream: GenerateStream, *gates: Gate) -> Status:
     return item
 
 
+def answered(stream: GenerateStream, *gates: Gate) -> None:
+    """The server has given a first message or ended the call, one of which it owes now."""
+    _next(stream, gates, "a message or the status")
+
+
 def ended(stream: GenerateStream, *gates: Gate) -> Collected:
     """The whole stream, once its status is there; the server owes all of it now."""
     try:

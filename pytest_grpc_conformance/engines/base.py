@@ -57,7 +57,8 @@ class Generation(Protocol):
     """A submitted request. Iterate it on the loop that submitted it; each result shows the state so far.
 
     Iteration ends after the result in which ``finished`` is true, or without it when the engine lost the request; it
-    raises ``EngineFailure`` when the engine failed the request.
+    raises ``EngineFailure`` when the engine failed the request, and ``EngineFull`` or ``InvalidRequest`` when it
+    dropped it after all for lack of room or as one that cannot be served.
     """
 
     @property

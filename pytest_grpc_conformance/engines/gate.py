@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from pytest_grpc_conformance.engines.generation import GatedGeneration
 
 REFUSAL_KINDS = ("invalid", "full", "down")
+FAILURE_KINDS = ("failure", "invalid", "full")
 
 
 class EngineMisuse(RuntimeError):
@@ -216,6 +217,8 @@ def check_script(script: object) -> None:
         raise EngineMisuse(f"a script is needed, not {script!r}")
     if script.refusal is not None and script.refusal.kind not in REFUSAL_KINDS:
         raise EngineMisuse(f"unknown kind of refusal {script.refusal.kind!r}; known: {', '.join(REFUSAL_KINDS)}")
+    if script.failure_kind not in FAILURE_KINDS:
+        raise EngineMisuse(f"unknown kind of failure {script.failure_kind!r}; known: {', '.join(FAILURE_KINDS)}")
     over: set[int] = set()
     for number, step in enumerate(script.steps):
         seen: set[int] = set()

@@ -28,6 +28,7 @@ from pytest_grpc_conformance.engines.parameters import GenerationParameters
 from pytest_grpc_conformance.engines.producer import Item, Plan, Producer, Run
 from pytest_grpc_conformance.engines.result_queue import ResultQueue
 from pytest_grpc_conformance.engines.script import Prompt, Script
+from pytest_grpc_conformance.engines.tokenizer_hold import TokenizerHold
 
 __all__ = [
     "DeadlineMissed",
@@ -39,6 +40,7 @@ __all__ = [
     "GatedGeneration",
     "Milestone",
     "Submission",
+    "TokenizerHold",
 ]
 
 _REFUSALS: dict[str, type[EngineError]] = {"invalid": InvalidRequest, "full": EngineFull, "down": EngineDown}
@@ -106,6 +108,7 @@ class GatedEngine:
         self._waiting: dict[str | None, deque[Gate]] = {}
         self._prepared: list[Gate] = []
         self._plans: dict[int, tuple[Script, GenerationParameters, Plan]] = {}
+        self._tokenizer = TokenizerHold(self._board, timeout)
         self._producer = Producer(
             lock=self._lock,
             board=self._board,
@@ -141,6 +144,26 @@ class GatedEngine:
             self._prepared.append(gate)
         return gate
 
+    @property
+    def max_running(self) -> int | None:
+        """How many requests are worked on at a time, the others queue; ``None``: all of them.
+
+        It may be set while the engine has no request, else ``EngineMisuse``.
+        """
+        return self._producer.max_running
+
+    @max_running.setter
+    def max_running(self, limit: int | None) -> None:
+        with self._lock:
+            if self._producer.unsettled:
+                raise EngineMisuse("max_running is set before the first request, not while there are some")
+            self._producer.max_running = limit
+
+    def hold_tokenizer(self) -> TokenizerHold:
+        """From now on prompts stay in the tokenizer, until the hold that this returns is released."""
+        self._tokenizer.hold()
+        return self._tokenizer
+
     def kill(self, message: str = "engine died") -> None:
         """Let the engine die: generations raise ``EngineDied`` after what was released, submissions fail."""
         with self._lock:
@@ -151,6 +174,7 @@ class GatedEngine:
         with self._lock:
             self._go_down("engine closed")
         self._producer.join()
+        self._tokenizer.release()
         self._board.close()
 
     def in_flight(self) -> tuple[str, ...]:
@@ -182,6 +206,7 @@ class GatedEngine:
 
     def tokenize(self, text: str) -> tuple[int, ...]:
         """One id per UTF-8 byte: 3 more than its value (0 to 2 are left to special tokens)."""
+        self._tokenizer.enter(text)
         return tuple(3 + byte for byte in text.encode())
 
     def submit(self, request_id: str, prompt: Prompt, parameters: GenerationParameters) -> GatedGeneration:

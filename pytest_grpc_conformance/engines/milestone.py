@@ -110,7 +110,7 @@ class Milestone:
 
         Raises ``RuntimeError`` in a thread with a running event loop, which it would block.
         """
-        if _runs_a_loop():
+        if runs_a_loop():
             raise RuntimeError(f"waiting for {self.name} would block the running event loop; await it instead")
         seconds = self.timeout if timeout is None else timeout
         woken = threading.Event()
@@ -179,7 +179,8 @@ def _resolve(woken: asyncio.Future[None]) -> None:
         woken.set_result(None)
 
 
-def _runs_a_loop() -> bool:
+def runs_a_loop() -> bool:
+    """Whether this thread runs an event loop, which blocking would hold up."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:

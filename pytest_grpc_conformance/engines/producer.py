@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterable
 from itertools import repeat
 
-from pytest_grpc_conformance.engines.base import EngineError, EngineFailure
+from pytest_grpc_conformance.engines.base import EngineError, EngineFailure, EngineFull, InvalidRequest
 from pytest_grpc_conformance.engines.course import StepResult, cancelled_course, course
 from pytest_grpc_conformance.engines.deltas import only_new
 from pytest_grpc_conformance.engines.gate import Gate
@@ -18,6 +18,7 @@ from pytest_grpc_conformance.engines.result_queue import ConsumerGone, ResultQue
 from pytest_grpc_conformance.engines.script import AbortConduct, Ending, Script
 
 Item = StepResult | Last
+_FAILURES: dict[str, type[EngineError]] = {"failure": EngineFailure, "invalid": InvalidRequest, "full": EngineFull}
 
 
 class Plan:
@@ -39,7 +40,8 @@ class Plan:
         """The results in order, and the ending that is a step of its own."""
         if self.ending is None:
             return self.results
-        error = EngineFailure(self._script.failure) if self.ending is Ending.FAILURE else None
+        failed = self.ending is Ending.FAILURE
+        error = _FAILURES[self._script.failure_kind](self._script.failure) if failed else None
         return (*self.results, Last(error=error, is_step=True))
 
     def cancelled(self, steps: int) -> StepResult:
@@ -110,11 +112,11 @@ class Producer:
         self.queued: dict[Run, None] = {}
         self.unsettled = 0
         """Requests that are running or queued."""
+        self.max_running = max_running
         self._lock = lock
         self._board = board
         self._owner = owner
         self._name = name
-        self._max_running = max_running
         self._fault = fault
         self._woken: queue.SimpleQueue[Run | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -204,7 +206,7 @@ class Producer:
 
     def _admit(self) -> list[Run]:
         admitted: list[Run] = []
-        while self.queued and (self._max_running is None or len(self.running) < self._max_running):
+        while self.queued and (self.max_running is None or len(self.running) < self.max_running):
             run = next(iter(self.queued))
             del self.queued[run]
             self.running[run] = None

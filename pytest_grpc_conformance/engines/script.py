@@ -99,7 +99,7 @@ class Ending(enum.Enum):
     NOTHING = "nothing"
     """The result stream ends without a finish, as an engine does that lost the request."""
     FAILURE = "failure"
-    """The result stream raises ``Script.failure``."""
+    """The result stream raises the error of ``Script.failure_kind`` with the text ``Script.failure``."""
 
 
 class AbortConduct(enum.Enum):
@@ -129,12 +129,14 @@ class Script:
 
     ``prompt`` holds one token per prompt token with its scores, for requests that ask for prompt logprobs;
     the first one has none (there is nothing it could be conditioned on). ``failure`` is the message of the
-    error that is raised after the last step when ``ending`` is ``FAILURE``.
+    error that is raised after the last step when ``ending`` is ``FAILURE``, and ``failure_kind`` the kind of it
+    (``gate.FAILURE_KINDS``): the engine broke, found the request invalid, or dropped it for lack of room.
     """
 
     steps: tuple[Step, ...] = ()
     ending: Ending = Ending.LENGTH
     failure: str = "engine failure"
+    failure_kind: str = "failure"
     refusal: Refusal | None = None
     abort: AbortConduct = AbortConduct.FINISH
     prompt: tuple[Token, ...] = ()

@@ -261,6 +261,10 @@ class WireProtocol(abc.ABC):
     @abc.abstractmethod
     def abort(self, channel: Any, request_id: str, timeout: float) -> AbortAnswer: ...
 
+    def abort_all(self, channel: Any, timeout: float) -> AbortAnswer:
+        """Abort every request. Raises ``NotImplementedError`` in a protocol that has no such call."""
+        raise NotImplementedError(f"{self.name} has no call that aborts every request")
+
     @abc.abstractmethod
     def health(self, channel: Any, timeout: float) -> Health: ...
 

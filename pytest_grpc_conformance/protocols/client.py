@@ -92,6 +92,13 @@ class Client:
         self.transcript.note("server", f"{request_id}: abort answered {answer.value}")
         return answer
 
+    def abort_all(self) -> AbortAnswer:
+        """Abort every request. Raises ``grpc.RpcError`` when the RPC itself fails."""
+        self.transcript.note("client", "Abort of all requests")
+        answer = self.protocol.abort_all(self.channel, self.timeout)
+        self.transcript.note("server", f"abort of all requests answered {answer.value}")
+        return answer
+
     def health(self) -> Health:
         """Ask for the server's health. Raises ``grpc.RpcError`` when the RPC itself fails."""
         health = self.protocol.health(self.channel, self.timeout)

@@ -6,9 +6,9 @@ import concurrent.futures
 from typing import TypeVar
 
 from pytest_grpc_conformance.engines.gated import GatedEngine
-from pytest_grpc_conformance.protocols.base import WireProtocol
+from pytest_grpc_conformance.protocols.base import Registration, WireProtocol
 from pytest_grpc_conformance.servers.base import RunningServer, ServerLibrary, ServerSetup, stop_and_drop
-from pytest_grpc_conformance.targets.base import Capability, Target
+from pytest_grpc_conformance.targets.base import Capability, NotApplicable, Target
 from pytest_grpc_conformance.targets.loop_thread import LoopThread
 from pytest_grpc_conformance.targets.plan import TargetPlan, registrations
 from pytest_grpc_conformance.targets.relay import Relay
@@ -44,6 +44,7 @@ class InprocessTarget(Target):
         self._loop = loop
         self._engine = (plan.engine or GatedEngine)(timeout=timeout)
         self._server: RunningServer | None = None
+        self._made: tuple[Registration, ...] = ()
         self._relays: list[Relay] = []
         self._port = 0
 
@@ -69,13 +70,29 @@ class InprocessTarget(Target):
     def start(self) -> InprocessTarget:
         """Start the server: the first time on a free port, later on the port that it had. Raises ``BindFailed``."""
         make = self._plan.servicers or self.protocol.servicers
-        made = registrations(make(self._engine))
-        register = [lambda server, r=r: r.add(r.servicer, server) for r in made]
+        self._made = registrations(make(self._engine))
+        register = [lambda server, r=r: r.add(r.servicer, server) for r in self._made]
         setup = ServerSetup(register, options=SERVER_OPTIONS, port=self._port)
         self._server = self._loop.run(self.library.start(setup), self.timeout)
         self._port = self._server.port
         self.transcript.note("server", f"{self.library.name} listens on {self.address}")
         return self
+
+    def drain(self) -> None:
+        """Let the reference servicers drain; the server itself goes on. For cases that need ``REFERENCE``.
+
+        Raises ``NotApplicable`` when the protocol's servicers have no such state.
+        """
+
+        async def begin() -> None:
+            for servicer in draining:
+                servicer.drain()
+
+        draining = [made.servicer for made in self._made if hasattr(made.servicer, "drain")]
+        if not draining:
+            raise NotApplicable("no-drain", "the servicers of this protocol cannot be told to drain")
+        self._loop.run(begin(), self.timeout)
+        self.transcript.note("server", "the servicers drain")
 
     def begin_stop(self, grace: float | None) -> concurrent.futures.Future[None]:
         """Begin to stop the server: it has begun when this returns; the future is done when ``stop`` has returned."""

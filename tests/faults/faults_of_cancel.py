@@ -69,6 +69,20 @@ class _ToldTwice(GatedEngine):
 aborts_twice = Mutant(engine=_ToldTwice)
 
 
+class _ToldTwiceOfLongStreams(GatedEngine):
+    def _abort(self, run: Run) -> None:
+        for _ in range(2 if _long(run) else 1):
+            super()._abort(run)
+
+
+def _long(run: Run) -> bool:
+    return run.gate.taken > 20
+
+
+not_told_after_many_tokens = Mutant(engine=deaf(_long))
+aborts_twice_after_many_tokens = Mutant(engine=_ToldTwiceOfLongStreams)
+
+
 async def _abort_at_the_end(messages: AsyncIterator[Message], call: Call) -> AsyncIterator[Message]:
     try:
         async for message in messages:
@@ -141,6 +155,18 @@ FAULTS = (
             "cancel/lost_connection_aborts_once": "OE-ERR-026 SMG-GEN-019",
             "deadline/deadline_in_silence_stops_the_engine": "OE-ERR-026 SMG-GEN-019",
             "abort/cancel_after_an_abort_is_harmless": "OE-ERR-026 SMG-ABT-006",
+        },
+    ),
+    Fault(
+        "not_told_after_many_tokens",
+        "F095",
+        caught_by={"cancel/cancel_aborts_once": "OE-ERR-026 SMG-GEN-019"},
+    ),
+    Fault(
+        "aborts_twice_after_many_tokens",
+        caught_by={
+            "cancel/cancel_aborts_once": "OE-ERR-026 SMG-GEN-019",
+            "abort/second_abort_stays_out_of_the_engine": "OE-ERR-026 SMG-ABT-005",
         },
     ),
     Fault(

@@ -104,6 +104,15 @@ async def _nothing(failure: Message | Refusal, call: Call, sent: list[Message]) 
 swallows_failures = Mutant(wrap=on_failure(_nothing))
 
 
+async def _nothing_late(failure: Message | Refusal, call: Call, sent: list[Message]) -> AsyncIterator[Message]:
+    if len(sent) <= 20:
+        async for message in tell(failure, call):
+            yield message
+
+
+swallows_failures_after_many_messages = Mutant(wrap=on_failure(_nothing_late))
+
+
 async def _twice(failure: Message | Refusal, call: Call, sent: list[Message]) -> AsyncIterator[Message]:
     async for message in tell(failure, call):
         yield message
@@ -184,7 +193,7 @@ async def _no_words(failure: Message | Refusal, call: Call, sent: list[Message])
 gives_no_cause = Mutant(wrap=on_failure(_no_words))
 
 
-class _TellingEngine(RememberingEngine):
+class TellingEngine(RememberingEngine):
     """An engine whose own words a fault can pass on."""
 
     last_words = ""
@@ -200,54 +209,30 @@ class _TellingEngine(RememberingEngine):
         return self.last_words or own
 
 
-def _words(call: Call) -> str:
-    assert isinstance(call.engine, _TellingEngine)
+def words_of(call: Call) -> str:
+    assert isinstance(call.engine, TellingEngine)
     return call.engine.words(call.request.request_id)
 
 
 async def _leak(failure: Message | Refusal, call: Call, sent: list[Message]) -> AsyncIterator[Message]:
     if isinstance(failure, Refusal):
-        failure.details = f"EngineFailure: {_words(call)}"
+        failure.details = f"EngineFailure: {words_of(call)}"
     else:
-        failure.error.message = f"EngineFailure: {_words(call)}"
+        failure.error.message = f"EngineFailure: {words_of(call)}"
     async for message in tell(failure, call):
         yield message
 
 
-passes_the_engines_text_on = Mutant(wrap=on_failure(_leak), engine=_TellingEngine)
+passes_the_engines_text_on = Mutant(wrap=on_failure(_leak), engine=TellingEngine)
 
 
 async def _if_text(failure: Message | Refusal, call: Call, sent: list[Message]) -> AsyncIterator[Message]:
-    if _words(call):
+    if words_of(call):
         async for message in tell(failure, call):
             yield message
 
 
-takes_an_error_without_text_for_none = Mutant(wrap=on_failure(_if_text), engine=_TellingEngine)
-
-
-async def _in_its_words(refusal: Refusal, call: Call) -> AsyncIterator[Message]:
-    await call.context.abort(refusal.code, _words(call))
-    yield
-
-
-refuses_in_the_engines_words = Mutant(wrap=on_refusal(_in_its_words), engine=_TellingEngine)
-
-
-async def _internal(refusal: Refusal, call: Call) -> AsyncIterator[Message]:
-    await call.context.abort(grpc.StatusCode.INTERNAL, refusal.details)
-    yield
-
-
-refuses_everything_as_internal = Mutant(wrap=on_refusal(_internal))
-
-
-async def _empty(refusal: Refusal, call: Call) -> AsyncIterator[Message]:
-    return
-    yield
-
-
-answers_a_refusal_with_an_empty_stream = Mutant(wrap=on_refusal(_empty))
+takes_an_error_without_text_for_none = Mutant(wrap=on_failure(_if_text), engine=TellingEngine)
 
 
 class _Dying(GatedEngine):
@@ -268,29 +253,6 @@ async def _unwell(failure: Message | Refusal, call: Call, sent: list[Message]) -
 
 
 one_failure_makes_the_server_unhealthy = Mutant(wrap=on_failure(_unwell))
-
-
-async def _count(refusal: Refusal, call: Call) -> AsyncIterator[Message]:
-    call.engine.__dict__["refused"] = call.engine.__dict__.get("refused", 0) + 1
-    await call.context.abort(refusal.code, refusal.details)
-    yield
-
-
-def _worn(servicer: Any, wire: WireProtocol, engine: GatedEngine) -> Any:
-    class Worn:
-        def __getattr__(self, name: str) -> Any:
-            return getattr(servicer, name)
-
-        async def Generate(self, request: Message, context: Any) -> AsyncIterator[Message]:
-            if engine.__dict__.get("refused", 0) > 1:
-                await context.abort(grpc.StatusCode.INTERNAL, "broken by an earlier request")
-            async for message in on_refusal(_count)(servicer, wire, engine).Generate(request, context):
-                yield message
-
-    return Worn() if hasattr(servicer, "Generate") else servicer
-
-
-breaks_after_two_refusals = Mutant(wrap=_worn)
 
 
 def _silent_when_empty(call: Call) -> Any:
@@ -330,6 +292,14 @@ FAULTS = (
             "errors/engine_failure_has_the_protocols_form": _FORM,
             "errors/engine_that_ends_early_is_a_failure": "OE-GEN-017 SMG-GEN-012",
             "errors/failure_has_a_code_and_words": "OE-ERR-009 OE-ERR-010 SMG-ERR-004",
+        },
+    ),
+    Fault(
+        "swallows_failures_after_many_messages",
+        "F046",
+        caught_by={
+            "errors/engine_failure_has_the_protocols_form": _FORM,
+            "errors/engine_that_ends_early_is_a_failure": "OE-GEN-017 SMG-GEN-012",
         },
     ),
     Fault(
@@ -375,23 +345,6 @@ FAULTS = (
         caught_by={"errors/engines_text_does_not_change_the_form": "OE-ERR-002 SMG-ERR-001"},
     ),
     Fault(
-        "refuses_in_the_engines_words",
-        "F062",
-        caught_by={"errors/refusals_text_does_not_change_its_code": "OE-ERR-019 SMG-ERR-002"},
-    ),
-    Fault(
-        "refuses_everything_as_internal",
-        "F055",
-        caught_by={
-            "errors/refusals_text_does_not_change_its_code": "OE-ERR-019 SMG-ERR-002",
-            "errors/full_engine_is_a_refusal_to_be_retried": "OE-ERR-013 SMG-ERR-006",
-        },
-    ),
-    Fault(
-        "answers_a_refusal_with_an_empty_stream",
-        caught_by={"errors/dead_engine_refuses_new_work": "OE-ERR-001 SMG-ERR-001"},
-    ),
-    Fault(
         "leaves_streams_open_when_the_engine_dies",
         "F052",
         caught_by={"errors/engine_that_dies_fails_every_open_stream": "OE-ERR-002 SMG-ERR-001"},
@@ -402,11 +355,6 @@ FAULTS = (
             "errors/failure_leaves_other_requests_alone": "OE-ERR-017 SMG-ERR-005",
             "health/failing_requests_leave_health_alone": "OE-ERR-017 SMG-ERR-005",
         },
-    ),
-    Fault(
-        "breaks_after_two_refusals",
-        "F064",
-        caught_by={"errors/refusals_leave_later_requests_alone": "OE-ERR-017 SMG-ERR-005"},
     ),
     Fault(
         "sends_nothing_without_tokens",

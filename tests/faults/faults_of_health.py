@@ -17,6 +17,9 @@ from tests.faults.faults_of_abort import Around, Method, around
 from tests.faults.plant import Call, Mutant
 from tests.faults.table import Fault
 
+READY, DRAINING = 2, 4
+"""``HealthState``."""
+
 
 def on_health(act: Around) -> Any:
     return around(("Health", "HealthCheck"), act)
@@ -80,6 +83,17 @@ async def _wait(method: Method, request: Message, context: Any, engine: GatedEng
 waits_for_a_silent_engine = Mutant(wrap=on_health(_wait))
 
 
+async def _undrained(method: Method, request: Message, context: Any, engine: GatedEngine) -> Message:
+    answer = await method(request, context)
+    for told in (answer, *answer.checks):
+        if told.state == DRAINING:
+            told.state = READY
+    return answer
+
+
+hides_that_it_drains = Mutant(wrap=on_health(_undrained))
+
+
 async def _notice(messages: AsyncIterator[Message], call: Call) -> AsyncIterator[Message]:
     try:
         async for message in messages:
@@ -123,6 +137,11 @@ FAULTS = (
     Fault(
         "waits_for_a_silent_engine",
         caught_by={"health/health_is_answered_while_the_engine_is_silent": "OE-HLT-012 SMG-HLT-004"},
+    ),
+    Fault(
+        "hides_that_it_drains",
+        caught_by={"health/draining_server_says_so": "OE-HLT-009"},
+        protocols=("openengine",),
     ),
     Fault(
         "one_cancel_makes_the_server_unhealthy",

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Any
 
+import grpc
+
 from pytest_grpc_conformance.engines.gated import GatedEngine, GatedGeneration
 from pytest_grpc_conformance.engines.parameters import GenerationParameters
 from pytest_grpc_conformance.engines.script import Prompt
@@ -60,6 +62,25 @@ def _forgetting(before: bool) -> Any:
     return wrap
 
 
+def _taken_at_submission(servicer: Any, wire: WireProtocol, engine: GatedEngine) -> Any:
+    """A servicer that enters an id only when the engine has the request, so not while its prompt is tokenized."""
+
+    class Late:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(servicer, name)
+
+        async def Generate(self, request: Message, context: Any) -> AsyncIterator[Message]:
+            table = _table(servicer)
+            active = table.get(request.request_id)
+            if active is not None and active.generation is None:
+                del table[request.request_id]
+            async for message in servicer.Generate(request, context):
+                yield message
+
+    return Late() if hasattr(servicer, "Generate") else servicer
+
+
+takes_an_id_at_submission_only = Mutant(wrap=_taken_at_submission)
 serves_two_requests_under_one_id = Mutant(wrap=_forgetting(before=True))
 forgets_the_first_with_the_second = Mutant(wrap=_forgetting(before=False))
 
@@ -88,6 +109,21 @@ class _AbortsById(HandingEngine):
 
 
 old_abort_hits_the_next_request = Mutant(engine=_AbortsById)
+
+
+async def _keep_long(messages: AsyncIterator[Message], call: Call) -> AsyncIterator[Message]:
+    kept: set[str] = call.engine.__dict__.setdefault("kept", set())
+    if call.request.request_id in kept:
+        await call.context.abort(grpc.StatusCode.ALREADY_EXISTS, "this id is active")
+    sent = 0
+    async for message in messages:
+        sent += 1
+        if sent > 20:
+            kept.add(call.request.request_id)
+        yield message
+
+
+keeps_the_id_of_a_long_stream = Mutant(generate=_keep_long)
 
 
 def _cut_id(message: Message) -> None:
@@ -127,6 +163,20 @@ FAULTS = (
         "old_abort_hits_the_next_request",
         "F166",
         caught_by={"request_id/late_end_does_not_reach_the_next_request": "OE-GEN-027 OE-ERR-025 SMG-GEN-017"},
+    ),
+    Fault(
+        "takes_an_id_at_submission_only",
+        "F117",
+        caught_by={"request_id/id_is_taken_while_its_prompt_is_tokenized": "OE-GEN-026"},
+        protocols=OPENENGINE,
+    ),
+    Fault(
+        "keeps_the_id_of_a_long_stream",
+        "F119",
+        caught_by={
+            "request_id/id_can_be_used_again": "OE-GEN-027 SMG-GEN-010",
+            "cancel/cancel_frees_the_id": "OE-GEN-027 SMG-GEN-010",
+        },
     ),
     Fault("cuts_long_ids", caught_by={"request_id/long_id_is_repeated_whole": "OE-GEN-003 SMG-GEN-003"}),
 )

@@ -22,10 +22,19 @@ _ANSWERS = {
 
 def abort(channel: Any, request_id: str, timeout: float) -> AbortAnswer:
     """Abort one request by its id. Raises ``grpc.RpcError`` for every status but OK and NOT_FOUND."""
+    return _abort(channel, lifecycle_pb2.AbortRequest(request_id=request_id), timeout)
+
+
+def abort_all(channel: Any, timeout: float) -> AbortAnswer:
+    """Abort every request. Raises ``grpc.RpcError`` for every status but OK and NOT_FOUND."""
+    request = lifecycle_pb2.AbortRequest()
+    request.all_requests.SetInParent()
+    return _abort(channel, request, timeout)
+
+
+def _abort(channel: Any, request: lifecycle_pb2.AbortRequest, timeout: float) -> AbortAnswer:
     try:
-        response = openengine_pb2_grpc.ControlStub(channel).Abort(
-            lifecycle_pb2.AbortRequest(request_id=request_id), timeout=timeout
-        )
+        response = openengine_pb2_grpc.ControlStub(channel).Abort(request, timeout=timeout)
     except grpc.RpcError as error:
         if isinstance(error, grpc.Call) and error.code() is grpc.StatusCode.NOT_FOUND:
             return AbortAnswer.NOT_FOUND

@@ -89,6 +89,11 @@ class OpenEngine(WireProtocol):
 
         return calls.abort(channel, request_id, timeout)
 
+    def abort_all(self, channel: Any, timeout: float) -> AbortAnswer:
+        from pytest_grpc_conformance.protocols.openengine import calls
+
+        return calls.abort_all(channel, timeout)
+
     def health(self, channel: Any, timeout: float) -> Health:
         from pytest_grpc_conformance.protocols.openengine import calls
 

@@ -37,6 +37,10 @@ class InferenceServicer(openengine_pb2_grpc.InferenceServicer):
     def __init__(self, state: ServerState) -> None:
         self.state = state
 
+    def drain(self) -> None:
+        """Take no new work from now on, and finish what is accepted. The protocol has no call for it."""
+        self.state.draining = True
+
     async def Generate(
         self, request: generation_pb2.GenerateRequest, context: Context
     ) -> AsyncIterator[generation_pb2.GenerateResponse]:

@@ -100,6 +100,9 @@ class _Running:
         except EngineDown:
             logger.exception("request %r: the engine went down", self.request_id)
             self._fail("UNAVAILABLE", "the engine went down")
+        except EngineFull:
+            logger.exception("request %r: the engine dropped it", self.request_id)
+            self._fail("RESOURCE_EXHAUSTED", "the engine dropped the request for lack of room")
         except EngineFailure:
             logger.exception("request %r: the engine failed it", self.request_id)
             self._fail("INTERNAL", "the engine failed the request")
