@@ -31,6 +31,9 @@ ORACLES = ("spec", "parity", "reference")
 LEVELS = ("MUST", "SHOULD", "MAY", "REF")
 """How a miss is taken. MAY is a freedom that a case has to tolerate; REF goes with the oracle "reference"."""
 
+LONGEST_REASON = 200
+"""Characters of a row's ``unobserved``, which a listing shows uncut."""
+
 _TEXTS = ("id", "oracle", "level", "statement", "source", "observe")
 _ID = re.compile(r"[A-Z][A-Z0-9]*-[A-Z][A-Z0-9]*-[0-9]+")
 
@@ -41,6 +44,10 @@ class BrokenCatalogue(ValueError):
 
 class UnknownRequirement(LookupError):
     """No row, group or protocol has the name; the one-line message has the nearest ones."""
+
+
+class UnobservedRequirement(UnknownRequirement):
+    """The row says that no test can observe it, so that no case may name it; the one-line message has its reason."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +70,8 @@ class Requirement:
     source: str
     derived: bool
     observe: str
+    unobserved: str | None = None
+    """Why no test can see it, in one sentence, for a row that no case may name."""
 
     @property
     def group_id(self) -> str:
@@ -78,10 +87,15 @@ class Catalogue:
     rows: tuple[Requirement, ...]
 
     def get(self, id: str) -> Requirement:
-        """The row with that id. Raises ``UnknownRequirement`` with the nearest ids."""
+        """The row with that id, for whoever names it as checked.
+
+        Raises ``UnknownRequirement`` with the nearest ids, or ``UnobservedRequirement`` with the row's reason.
+        """
         row = self._by_id.get(id)
         if row is None:
             raise UnknownRequirement(_no_such("requirement", id, self._by_id))
+        if row.unobserved is not None:
+            raise UnobservedRequirement(f"requirement {id!r} is unobserved, no case can check it: {row.unobserved}")
         return row
 
     def group_of(self, row: Requirement) -> Group:
@@ -166,13 +180,13 @@ def _document(file: Traversable) -> dict[str, Any]:
 def _groups(file: Traversable, document: dict[str, Any]) -> Iterator[Group]:
     protocol = file.name.removesuffix(".toml")
     for where, table in _tables(file, document, "group"):
-        _check_keys(file, where, table, ("id", "title"), ())
+        _check_keys(file, where, table, ("id", "title"))
         yield Group(table["id"], table["title"], protocol)
 
 
 def _rows(file: Traversable, document: dict[str, Any], group_ids: list[str]) -> Iterator[Requirement]:
     for where, table in _tables(file, document, "requirement"):
-        _check_keys(file, where, table, _TEXTS, ("derived",))
+        _check_keys(file, where, table, _TEXTS, ("derived",), ("unobserved",))
         row = Requirement(**{"derived": False, **table})
         _check_values(file, row)
         if row.group_id not in group_ids:
@@ -191,18 +205,24 @@ def _tables(file: Traversable, document: dict[str, Any], kind: str) -> Iterator[
 
 
 def _check_keys(
-    file: Traversable, where: str, table: dict[str, Any], texts: tuple[str, ...], flags: tuple[str, ...]
+    file: Traversable,
+    where: str,
+    table: dict[str, Any],
+    texts: tuple[str, ...],
+    flags: tuple[str, ...] = (),
+    optional_texts: tuple[str, ...] = (),
 ) -> None:
     for key in texts:
         if key not in table:
             raise _broken(file, where, f"key {key!r} is missing", "add it")
-        if not isinstance(table[key], str) or not table[key].strip():
-            raise _broken(file, where, f"key {key!r} is not a text, or is empty", "write a non-empty string")
+    known = texts + flags + optional_texts
     for key, value in table.items():
-        if key not in texts + flags:
-            raise _broken(file, where, f"unknown key {key!r}", f"the keys are {', '.join(texts + flags)}")
+        if key not in known:
+            raise _broken(file, where, f"unknown key {key!r}", f"the keys are {', '.join(known)}")
         if key in flags and not isinstance(value, bool):
             raise _broken(file, where, f"key {key!r} is not a boolean", "write true, or leave it out")
+        if key not in flags and (not isinstance(value, str) or not value.strip()):
+            raise _broken(file, where, f"key {key!r} is not a text, or is empty", "write a non-empty string")
 
 
 def _check_values(file: Traversable, row: Requirement) -> None:
@@ -215,6 +235,16 @@ def _check_values(file: Traversable, row: Requirement) -> None:
     if (row.level == "REF") != (row.oracle == "reference"):
         problem = f"level {row.level!r} with oracle {row.oracle!r}"
         raise _broken(file, row.id, problem, "level REF and oracle reference go together")
+    if row.unobserved is not None:
+        _check_reason(file, row.id, row.unobserved)
+
+
+def _check_reason(file: Traversable, where: str, reason: str) -> None:
+    if len(reason) > LONGEST_REASON:
+        problem = f"key 'unobserved' has {len(reason)} characters"
+        raise _broken(file, where, problem, f"say why in one sentence of at most {LONGEST_REASON}")
+    if len(reason.splitlines()) > 1:
+        raise _broken(file, where, "key 'unobserved' has more than one line", "say why in one sentence")
 
 
 def _broken(file: Traversable, where: str, problem: str, remedy: str) -> BrokenCatalogue:

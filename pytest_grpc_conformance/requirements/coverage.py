@@ -6,6 +6,7 @@ import json
 import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
+from typing import Literal, get_args
 
 from pytest_grpc_conformance.requirements import (
     LEVELS,
@@ -14,6 +15,9 @@ from pytest_grpc_conformance.requirements import (
     Requirement,
     UnknownRequirement,
 )
+
+State = Literal["checked", "unchecked", "unobserved"]
+"""What is known of a row: a case checks it, none does yet, or none can and the row says why."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +31,7 @@ class CaseRef:
 
 @dataclass(frozen=True)
 class RowCoverage:
-    """A row, its group and the cases that check it; no case means that the row is unchecked."""
+    """A row, its group and the cases that check it; no case means that the row is unchecked, or is unobserved."""
 
     group: Group
     row: Requirement
@@ -38,11 +42,18 @@ class RowCoverage:
         """The ids of the cases, in the order in which the cases were given."""
         return tuple(case.case_id for case in self.cases)
 
+    @property
+    def state(self) -> State:
+        """Where the row is counted."""
+        if self.row.unobserved is not None:
+            return "unobserved"
+        return "checked" if self.cases else "unchecked"
+
 
 def cover(catalogue: Catalogue, cases: Iterable[CaseRef]) -> tuple[RowCoverage, ...]:
-    """Every row of the catalogue, in its order, with the cases that name it; unchecked rows are kept.
+    """Every row of the catalogue, in its order, with the cases that name it; unchecked and unobserved rows are kept.
 
-    Raises ``UnknownRequirement``, naming the case, for an id that no row has.
+    Raises ``UnknownRequirement``, naming the case, for an id that no row has, or whose row is unobserved.
     """
     checking: dict[str, dict[str, CaseRef]] = {row.id: {} for row in catalogue.rows}
     for case in cases:
@@ -51,13 +62,13 @@ def cover(catalogue: Catalogue, cases: Iterable[CaseRef]) -> tuple[RowCoverage, 
     return tuple(RowCoverage(catalogue.group_of(row), row, tuple(checking[row.id].values())) for row in catalogue.rows)
 
 
-def render_text(coverage: Sequence[RowCoverage], *, unchecked_only: bool = False, width: int = 72) -> str:
+def render_text(coverage: Sequence[RowCoverage], *, only: State | None = None, width: int = 72) -> str:
     """A table for a terminal: rows under their group's title, the counts of all rows in the last line.
 
-    ``width`` is where a statement is cut. ``unchecked_only`` leaves checked rows out of the table,
+    ``width`` is where a statement is cut. ``only`` leaves the rows of another state out of the table,
     but not out of the counts.
     """
-    shown = [entry for entry in coverage if not (unchecked_only and entry.cases)]
+    shown = [entry for entry in coverage if only in (None, entry.state)]
     id_width = max((len(entry.row.id) for entry in shown), default=0)
     lines = []
     for group, entries in _by_group(shown).items():
@@ -73,9 +84,12 @@ def render_json(coverage: Sequence[RowCoverage]) -> str:
         {**asdict(group), "rows": [_row_object(entry) for entry in entries]}
         for group, entries in _by_group(coverage).items()
     ]
-    unchecked = _unchecked_by_level(coverage)
-    checked = len(coverage) - sum(unchecked.values())
-    counts = {"rows": len(coverage), "checked": checked, "unchecked": unchecked}
+    counts = {
+        "rows": len(coverage),
+        "checked": _number(coverage, "checked"),
+        "unchecked": _unchecked_by_level(coverage),
+        "unobserved": _number(coverage, "unobserved"),
+    }
     return json.dumps({"schema": 1, "counts": counts, "groups": groups}, indent=2)
 
 
@@ -83,7 +97,7 @@ def _known(catalogue: Catalogue, case: CaseRef, row_id: str) -> str:
     try:
         return catalogue.get(row_id).id
     except UnknownRequirement as error:
-        raise UnknownRequirement(f"case {case.case_id}: {error}") from error
+        raise type(error)(f"case {case.case_id}: {error}") from error
 
 
 def _by_group(coverage: Iterable[RowCoverage]) -> dict[Group, list[RowCoverage]]:
@@ -96,20 +110,29 @@ def _by_group(coverage: Iterable[RowCoverage]) -> dict[Group, list[RowCoverage]]
 def _line(entry: RowCoverage, id_width: int, width: int) -> str:
     row = entry.row
     statement = textwrap.shorten(row.statement, width, placeholder="...", break_on_hyphens=False)
-    cases = ", ".join(entry.case_ids) or "unchecked"
-    return f"  {row.id:{id_width}}  {row.level:6}  {row.oracle:9}  {statement:{width}}  {cases}"
+    checked_by = {
+        "checked": ", ".join(entry.case_ids),
+        "unchecked": "unchecked",
+        "unobserved": f"unobserved: {row.unobserved}",
+    }
+    return f"  {row.id:{id_width}}  {row.level:6}  {row.oracle:9}  {statement:{width}}  {checked_by[entry.state]}"
 
 
 def _closing_line(coverage: Sequence[RowCoverage]) -> str:
-    unchecked = _unchecked_by_level(coverage)
-    total = sum(unchecked.values())
-    by_level = ", ".join(f"{number} {level}" for level, number in unchecked.items() if number)
-    closing = f"{len(coverage)} rows: {len(coverage) - total} checked, {total} unchecked"
-    return f"{closing} ({by_level})" if by_level else closing
+    by_level = ", ".join(f"{number} {level}" for level, number in _unchecked_by_level(coverage).items() if number)
+    checked, unchecked, unobserved = (_number(coverage, state) for state in get_args(State))
+    closing = f"{len(coverage)} rows: {checked} checked, {unchecked} unchecked"
+    if by_level:
+        closing += f" ({by_level})"
+    return f"{closing}, {unobserved} unobserved" if unobserved else closing
+
+
+def _number(coverage: Sequence[RowCoverage], state: State) -> int:
+    return sum(entry.state == state for entry in coverage)
 
 
 def _unchecked_by_level(coverage: Sequence[RowCoverage]) -> dict[str, int]:
-    levels = [entry.row.level for entry in coverage if not entry.cases]
+    levels = [entry.row.level for entry in coverage if entry.state == "unchecked"]
     return {level: levels.count(level) for level in LEVELS}
 
 
