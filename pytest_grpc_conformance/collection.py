@@ -10,7 +10,7 @@ import pytest
 
 from pytest_grpc_conformance import registry
 from pytest_grpc_conformance.options import Options
-from pytest_grpc_conformance.shared import CHOICE_FIXTURE, LIBRARY_FIXTURE
+from pytest_grpc_conformance.shared import CHOICE_FIXTURE, LIBRARY_FIXTURE, LIBRARY_TARGET_FIXTURE, WIRE
 
 if TYPE_CHECKING:
     from pytest_grpc_conformance.targets.base import Capability
@@ -55,9 +55,17 @@ def choices(options: Options) -> tuple[TargetChoice, ...]:
     return tuple(TargetChoice(target, protocol) for target in targets for protocol in options.protocols)
 
 
+def library_choices(options: Options) -> tuple[TargetChoice, ...]:
+    """Every server library of a run, for cases about the library itself."""
+    if not options.wire or not options.in_process:
+        return ()
+    return tuple(TargetChoice(server, WIRE) for server in options.servers)
+
+
 def rows_for(requirement_ids: tuple[str, ...], protocol: str) -> tuple[str, ...]:
     """The rows among those of a case that apply to a protocol."""
-    prefixes = (registry.protocol(protocol).requirement_prefix, COMMON_PREFIX)
+    own = () if protocol == WIRE else (registry.protocol(protocol).requirement_prefix,)
+    prefixes = (*own, COMMON_PREFIX)
     return tuple(row for row in requirement_ids if row.startswith(prefixes))
 
 
@@ -65,7 +73,8 @@ def parametrize(metafunc: pytest.Metafunc, options: Options) -> None:
     """Give a function that asks for a target (or a server) one item per target (or server library)."""
     if CHOICE_FIXTURE in metafunc.fixturenames:
         marked = _marked_ids(metafunc.definition)
-        served = [choice for choice in choices(options) if not marked or rows_for(marked, choice.protocol)]
+        offered = library_choices if LIBRARY_TARGET_FIXTURE in metafunc.fixturenames else choices
+        served = [choice for choice in offered(options) if not marked or rows_for(marked, choice.protocol)]
         # With nothing to run on there is still an item, or pytest would report a skip; the hook leaves it out.
         given: list[TargetChoice | None] = [*served] or [None]
         ids = [choice.id for choice in served] or ["no-protocol"]

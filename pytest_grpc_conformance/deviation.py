@@ -22,7 +22,7 @@ else:
     import tomli as tomllib
 
 SEVERITIES = ("hang", "wrong status", "lost data", "resource", "cosmetic")
-_KEYS = {"implementation", "versions", "requirement", "cases", "severity", "reason", "evidence", "link"}
+_KEYS = {"implementation", "versions", "requirement", "cases", "severity", "reason", "evidence", "documented", "link"}
 
 
 class BrokenDeviation(ValueError):
@@ -44,6 +44,8 @@ class Deviation:
     """What the implementation does instead, in one sentence."""
     evidence: str
     """What was seen, and how to see it again."""
+    documented: str = ""
+    """Where the implementation's own documentation says so; empty if it does not."""
     link: str = ""
 
     def covers(self, implementation: str, version: str | None, requirements: Iterable[str], case_id: str) -> bool:
@@ -78,7 +80,7 @@ def read(text: str, origin: str) -> tuple[Deviation, ...]:
 
 
 def _deviation(row: dict[str, Any], where: str) -> Deviation:
-    missing = sorted(_KEYS - {"link"} - row.keys())
+    missing = sorted(_KEYS - {"documented", "link"} - row.keys())
     unknown = sorted(row.keys() - _KEYS)
     if missing or unknown:
         words = [f"lacks {', '.join(missing)}"] if missing else []

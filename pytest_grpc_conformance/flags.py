@@ -27,7 +27,7 @@ def add_to_parser(parser: pytest.Parser) -> None:
         action="append",
         default=None,
         metavar="NAME",
-        help="wire protocol: openengine, smg or a registered one; repeatable (default: all)",
+        help="openengine, smg, a registered one, or grpc (cases about the library itself); repeatable (default: all)",
     )
     group.addoption(
         "--grpc-require",
@@ -60,6 +60,12 @@ def add_to_parser(parser: pytest.Parser) -> None:
         default=None,
         metavar="SECONDS",
         help=f"how long --grpc-command may take until it is ready, above 0 (default: {READY_TIMEOUT:g})",
+    )
+    group.addoption(
+        "--grpc-nightly",
+        action="store_true",
+        default=False,
+        help="run the cases that take long as well, and 20,000 malformed inputs for each library instead of 500",
     )
     group.addoption(
         "--grpc-update-golden",

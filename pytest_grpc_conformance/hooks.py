@@ -38,6 +38,7 @@ def configure(config: pytest.Config) -> None:
         "markers", "requirement(*ids, needs=()): the requirement rows that a conformance case checks"
     )
     config.addinivalue_line("markers", "destructive: can harm a live server; runs against servers in this process only")
+    config.addinivalue_line("markers", "nightly: takes long; runs with --grpc-nightly only")
     others = {getattr(plugin, "__name__", "") for plugin in config.pluginmanager.get_plugins()}
     if PYTEST_GRPC not in others:
         config.pluginmanager.import_plugin(SERVER_FIXTURES)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_grpc_conformance import registry
 from pytest_grpc_conformance.flags import DEFAULT_TIMEOUT, READY_TIMEOUT
+from pytest_grpc_conformance.shared import WIRE
 
 if TYPE_CHECKING:
     import pytest
@@ -25,6 +26,8 @@ class Options:
     servers: tuple[str, ...]
     """Server libraries for in-process targets, in report order."""
     protocols: tuple[str, ...]
+    wire: bool = False
+    """Whether cases about the server library itself, which need no protocol, are part of the run."""
     require: frozenset[str] = frozenset()
     """Names whose absence fails the run instead of being reported as not applicable."""
     target: str | None = None
@@ -32,6 +35,8 @@ class Options:
     address: str | None = None
     timeout: float = DEFAULT_TIMEOUT
     ready_timeout: float = READY_TIMEOUT
+    nightly: bool = False
+    """Whether cases that take long run as well."""
     update_golden: bool = False
     report: str | None = None
 
@@ -45,7 +50,7 @@ def read(config: pytest.Config) -> Options:
     """The options of a run. Raises ``BadOption``, ``registry.UnknownName`` or ``registry.BrokenEntryPoint``."""
     get = config.getoption
     servers = _chosen(registry.SERVERS, "server", get("--grpc-server"))
-    protocols = _chosen(registry.PROTOCOLS, "protocol", get("--grpc-protocol"))
+    protocols, wire = _protocols(get("--grpc-protocol"))
     require = get("--grpc-require") or []
     for name in require:
         registry.check(registry.SERVERS, "server", name)
@@ -53,18 +58,20 @@ def read(config: pytest.Config) -> Options:
             raise BadOption(f"--grpc-require {name}, but --grpc-server leaves it out; add --grpc-server {name}")
     registry.load(servers, protocols)
     target, command, address = get("--grpc-target"), get("--grpc-command"), get("--grpc-address")
-    _check_ways(target, command, address, get("--grpc-server"), get("--grpc-protocol"), protocols)
+    _check_ways(target, command, address, get("--grpc-server"), get("--grpc-protocol"))
     if address is not None:
         _check_address(address)
     return Options(
         servers,
         protocols,
+        wire,
         frozenset(require),
         target,
         command,
         address,
         DEFAULT_TIMEOUT * _positive("--grpc-timeout-scale", get("--grpc-timeout-scale"), 1.0),
         _positive("--grpc-ready-timeout", get("--grpc-ready-timeout"), READY_TIMEOUT),
+        get("--grpc-nightly"),
         get("--grpc-update-golden"),
         _writable("--grpc-report", get("--grpc-report")),
     )
@@ -74,6 +81,16 @@ def _chosen(group: str, kind: str, given: Sequence[str] | None) -> tuple[str, ..
     for name in given or ():
         registry.check(group, kind, name)
     return tuple(dict.fromkeys(given)) if given else registry.names(group)
+
+
+def _protocols(given: Sequence[str] | None) -> tuple[tuple[str, ...], bool]:
+    """The chosen protocols, and whether cases about the library itself are chosen; without a choice, all of them."""
+    if not given:
+        return registry.names(registry.PROTOCOLS), True
+    named = tuple(dict.fromkeys(name for name in given if name != WIRE))
+    for name in named:
+        registry.check(registry.PROTOCOLS, "protocol", name, besides=(WIRE,))
+    return named, WIRE in given
 
 
 def _positive(option: str, given: str | None, default: float) -> float:
@@ -100,8 +117,7 @@ def _check_ways(
     command: str | None,
     address: str | None,
     servers: Any,
-    protocols_given: Any,
-    protocols: tuple[str, ...],
+    protocols_given: Sequence[str] | None,
 ) -> None:
     ways = {"--grpc-target": target, "--grpc-command": command, "--grpc-address": address}
     given = [name for name, value in ways.items() if value is not None]
@@ -109,9 +125,11 @@ def _check_ways(
         raise BadOption(f"{' and '.join(given)} exclude each other; give one")
     if not given:
         return
-    if not protocols_given or len(protocols) != 1:
+    if len(set(protocols_given or ())) != 1:
         legal = ", ".join(registry.names(registry.PROTOCOLS))
         raise BadOption(f"{given[0]} speaks one protocol; say which with --grpc-protocol ({legal})")
+    if given[0] != "--grpc-target" and WIRE in (protocols_given or ()):
+        raise BadOption(f"{given[0]} cannot carry --grpc-protocol {WIRE}: its cases serve handlers of their own")
     if given[0] != "--grpc-target" and servers:
         raise BadOption(f"{given[0]} brings its own server; --grpc-server does not apply")
 

@@ -7,7 +7,11 @@ from typing import Any
 
 import pytest
 
-pytest_plugins = ("pytest_grpc_conformance.fixtures.target", "pytest_grpc_conformance.fixtures.engine")
+pytest_plugins = (
+    "pytest_grpc_conformance.fixtures.target",
+    "pytest_grpc_conformance.fixtures.library",
+    "pytest_grpc_conformance.fixtures.engine",
+)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

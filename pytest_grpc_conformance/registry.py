@@ -36,9 +36,12 @@ def names(group: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys([*own, *sorted(others)]))
 
 
-def check(group: str, kind: str, name: str) -> None:
-    """Raise ``UnknownName`` unless ``name`` is registered; ``kind`` is the word for the message."""
-    legal = names(group)
+def check(group: str, kind: str, name: str, *, besides: tuple[str, ...] = ()) -> None:
+    """Raise ``UnknownName`` unless ``name`` is registered, or one of ``besides``.
+
+    ``kind`` is the word for the message.
+    """
+    legal = (*names(group), *besides)
     if name not in legal:
         import difflib
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pytest_grpc_conformance.collection import TargetChoice
     from pytest_grpc_conformance.targets.base import Target
     from pytest_grpc_conformance.targets.launched import LaunchedProcess
+    from pytest_grpc_conformance.targets.library import LibraryTarget
     from pytest_grpc_conformance.targets.loop_thread import LoopThread
     from pytest_grpc_conformance.targets.plan import TargetPlan
 
@@ -135,6 +136,24 @@ class Run:
                 target.close()
                 raise
 
+    def library_target(self, choice: TargetChoice) -> LibraryTarget:
+        """A server library for a case about the library itself. Raises ``NotApplicable``."""
+        from pytest_grpc_conformance.servers.grpcio import GrpcioAio
+        from pytest_grpc_conformance.targets.base import NotApplicable
+        from pytest_grpc_conformance.targets.library import LibraryTarget
+
+        library = registry.server_library(choice.target)
+        found = library.availability()
+        if not found.available:
+            raise NotApplicable("library-missing", f"{found.reason}; {found.remedy}")
+        if self.plan is not None:
+            if self.plan.library is None:
+                raise NotApplicable("own-handlers", "the case serves handlers of its own; the target brings servicers")
+            library = self.plan.library
+        return LibraryTarget(
+            library, GrpcioAio(), self.loop, timeout=self.options.timeout, nightly=self.options.nightly
+        )
+
     # Results.
 
     def document(self) -> Document:
@@ -153,7 +172,7 @@ class Run:
 
     def version_of(self, target: str) -> str | None:
         """The version of the server library under test, ``None`` where it is not known."""
-        if not self.options.in_process:
+        if not self.options.in_process or (self.plan is not None and self.plan.library is not None):
             return None
         return registry.server_library(target).availability().version
 

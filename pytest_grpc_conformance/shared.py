@@ -11,6 +11,9 @@ if TYPE_CHECKING:
 
 CHOICE_FIXTURE = "grpc_target_choice"
 LIBRARY_FIXTURE = "grpc_server_library"
+LIBRARY_TARGET_FIXTURE = "grpc_library"
+WIRE = "grpc"
+"""The word for cases about a server library itself, where others have the name of a protocol."""
 CASES = "pytest_grpc_conformance.cases"
 RUN: pytest.StashKey[Run] = pytest.StashKey()
 """The state of a run that uses the suite; ``session.run_of`` makes it."""

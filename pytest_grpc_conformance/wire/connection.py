@@ -105,6 +105,7 @@ class RawConnection:
             max_frame=max(DEFAULT_MAX_FRAME, settings.get(Setting.MAX_FRAME_SIZE, 0)),
             table_size=settings.get(Setting.HEADER_TABLE_SIZE, 4096),
         )
+        self._deaf = False
         self._transcript = transcript
         self._label = label
         self._next_stream = 1
@@ -136,10 +137,9 @@ class RawConnection:
         self._note("client", words or f"{len(octets)} octets {octets[:24].hex(' ')}")
         left = memoryview(octets)
         until = time.monotonic() + self.timeout
-        while left and not self.closed:
-            readable, writable, _ = select.select(
-                [self._socket], [self._socket], [], max(0.0, until - time.monotonic())
-            )
+        while left and not (self.closed or self._deaf):
+            events = self._ready(select.POLLIN | select.POLLOUT, until - time.monotonic())
+            writable = bool(events & ~select.POLLIN)
             try:
                 if writable:
                     left = left[self._socket.send(left) :]
@@ -147,8 +147,8 @@ class RawConnection:
             except BlockingIOError:
                 pass
             except OSError as error:
-                self._end(f"the connection is gone ({error.strerror})")
-            if readable and not writable:
+                self._read_the_rest(f"the connection is gone ({error.strerror})")
+            if events == select.POLLIN:
                 self._read()
             if left and time.monotonic() >= until:
                 raise WireSilence(f"{self._label}: the server reads no more; {len(left)} octets are left to send")
@@ -268,7 +268,7 @@ class RawConnection:
             left = until - time.monotonic()
             if left <= 0:
                 raise WireSilence(f"{self._label}: {limit:g} s passed without {what}; {self._summary()}")
-            if select.select([self._socket], [], [], left)[0]:
+            if self._ready(select.POLLIN, left):
                 self._read()
 
     def answer(self, stream: int, timeout: float | None = None) -> Answer:
@@ -342,6 +342,13 @@ class RawConnection:
 
     # Reading.
 
+    def _ready(self, events: int, timeout: float) -> int:
+        """Those of the events that have happened within ``timeout`` seconds, errors included; 0 for none."""
+        poller = select.poll()
+        poller.register(self._socket, events)
+        ready = poller.poll(max(0.0, timeout) * 1000)
+        return ready[0][1] if ready else 0
+
     def _read(self) -> None:
         try:
             octets = self._socket.recv(CHUNK)
@@ -361,6 +368,13 @@ class RawConnection:
             self._note("server", functools.partial(self.received.describe, at))
         for came in frames:
             self._react(came)
+
+    def _read_the_rest(self, how: str) -> None:
+        """Nothing can be sent any more; what the server sent before (a GOAWAY, say) is still to be had."""
+        self._deaf = True
+        while not self.closed and self._ready(select.POLLIN, 0):
+            self._read()
+        self._end(how)
 
     def _react(self, came: Frame) -> None:
         match came:

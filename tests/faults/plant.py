@@ -10,6 +10,7 @@ from pytest_grpc_conformance import registry
 from pytest_grpc_conformance.engines.gated import GatedEngine
 from pytest_grpc_conformance.protocols.base import Message, Registration, WireProtocol
 from pytest_grpc_conformance.servers.base import ServerLibrary
+from pytest_grpc_conformance.shared import WIRE
 from pytest_grpc_conformance.targets.plan import TargetPlan
 
 
@@ -41,6 +42,8 @@ class Mutant:
     library: ServerLibrary | None = None
 
     def __getattr__(self, name: str) -> TargetPlan:
+        if name == WIRE:
+            return TargetPlan(library=self.library)
         if name.startswith("_") or name not in registry.names(registry.PROTOCOLS):
             raise AttributeError(name)
         return self.plan(registry.protocol(name))

@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 PROTOCOLS = ("openengine", "smg")
+WIRE = ("grpc",)
+"""For faults of a server library, which cases about the library itself notice."""
 
 
 @dataclass(frozen=True)
