@@ -144,6 +144,8 @@ class Run:
 
         library = registry.server_library(choice.target)
         found = library.availability()
+        if found.available:
+            found = library.whole()
         if not found.available:
             raise NotApplicable("library-missing", f"{found.reason}; {found.remedy}")
         if self.plan is not None:
@@ -151,7 +153,12 @@ class Run:
                 raise NotApplicable("own-handlers", "the case serves handlers of its own; the target brings servicers")
             library = self.plan.library
         return LibraryTarget(
-            library, GrpcioAio(), self.loop, timeout=self.options.timeout, nightly=self.options.nightly
+            library,
+            GrpcioAio(),
+            self.loop,
+            timeout=self.options.timeout,
+            nightly=self.options.nightly,
+            plan=self.options.target,
         )
 
     # Results.

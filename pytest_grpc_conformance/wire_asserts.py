@@ -7,7 +7,7 @@ what may differ (order of header fields, frame boundaries, wording that no text 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from pytest_grpc_conformance.asserts import equal, true, violation
@@ -27,6 +27,7 @@ __all__ = [
     "owed",
     "parity",
     "seen",
+    "settled",
     "still_serves",
     "stream_refused",
     "true",
@@ -94,8 +95,17 @@ def stream_refused(answer: Answer) -> None:
     fails(answer)
 
 
-def connection_error(connection: RawConnection, *codes: ErrorCode) -> None:
-    """The server ends the connection; if it says why, by GOAWAY, the code is one of these (RFC 9113, section 5.4.1)."""
+def connection_error(connection: RawConnection, *codes: ErrorCode, probe: str | None = None) -> None:
+    """The server ends the connection; if it says why, by GOAWAY, the code is one of these (RFC 9113, section 5.4.1).
+
+    ``probe`` is the path of a method that echoes: a later call of it that succeeds shows at once, without waiting for
+    an end that never comes, that the connection goes on.
+    """
+    if probe is not None:
+        with owed("the end of the connection"):
+            later = connection.unary(probe, b"later")
+        if later.status == 0:
+            violation("the connection goes on after a connection error", "the end of the connection", str(later))
     closed(connection)
     given = [frame.error_code for frame in connection.received.goaways() if frame.error_code]
     if given and codes and given[-1] not in codes:
@@ -115,6 +125,23 @@ def still_serves(connection: RawConnection, path: str) -> None:
         answer = connection.unary(path, b"still")
     if answer.status != 0 or answer.payloads != (b"still",):
         violation("a later call on the same connection failed", "OK with the echoed message", str(answer))
+
+
+def settled(connection: RawConnection, streams: Sequence[int], later: str) -> list[Answer]:
+    """What came on streams whose handlers wait for nothing, in the order given; one that the server has left open has
+    not ``ended``.
+
+    A call of ``later``, a method that echoes, comes after them: what is open a while after its answer stays so. The
+    while is a tenth of the deadline, one second at least.
+    """
+    still_serves(connection, later)
+    with contextlib.suppress(WireSilence):
+        connection.wait(
+            lambda: connection.closed or all(connection.received.ended(stream) for stream in streams),
+            f"the end of {len(streams)} streams",
+            max(1.0, connection.timeout / 10),
+        )
+    return [connection.so_far(stream) for stream in streams]
 
 
 def seen(target: LibraryTarget, what: str, *, count: int = 1) -> list[Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import abc
 import functools
 import importlib.metadata
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -25,8 +25,8 @@ class ServerSetup:
     """What a server is started with.
 
     ``register`` are functions that register servicers or handlers on the library's server object, as generated
-    ``add_XServicer_to_server`` functions do. ``options`` are grpcio's channel arguments. ``host`` is a bare host; IPv6
-    addresses need no brackets.
+    ``add_XServicer_to_server`` functions do. ``options`` are grpcio's channel arguments. ``host`` is a bare host (IPv6
+    addresses need no brackets), or ``unix:path``.
     """
 
     register: Sequence[Callable[[Any], None]]
@@ -34,10 +34,14 @@ class ServerSetup:
     interceptors: Sequence[Any] = ()
     host: str = "127.0.0.1"
     port: int = 0
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    """Further keyword arguments for the library's ``server`` function, such as ``maximum_concurrent_rpcs``."""
 
     @property
     def address(self) -> str:
         """``host:port`` as the libraries take it."""
+        if self.host.startswith("unix:"):
+            return self.host
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
@@ -98,11 +102,19 @@ class ServerLibrary(abc.ABC):
     """The word for ``--grpc-server``."""
     requirement: ClassVar[str]
     """The distribution with its floor, as in ``pip install``."""
+    companions: ClassVar[tuple[str, ...]] = ()
+    """Distributions with floors that the library leans on beside its own, where it is to serve every kind of method."""
 
     @classmethod
     def availability(cls) -> Availability:
         """Looks at the installed distributions, once; imports nothing of the library."""
         return _availability(cls.requirement)
+
+    @classmethod
+    def whole(cls) -> Availability:
+        """As ``availability``, for cases that need every kind of method."""
+        found = (_availability(requirement) for requirement in cls.companions)
+        return next((one for one in found if not one.available), cls.availability())
 
     @abc.abstractmethod
     async def start(self, setup: ServerSetup) -> RunningServer:
@@ -126,7 +138,7 @@ async def start_aio(make: Callable[..., Any], setup: ServerSetup) -> AioServer:
     """Start a server that has ``grpc.aio``'s interface; ``make`` is the library's ``server`` function."""
     # Without this, grpcio shares a port with whoever holds it already, and a case could talk to a stranger.
     options = [("grpc.so_reuseport", 0), *setup.options]
-    server = make(options=options, interceptors=tuple(setup.interceptors) or None)
+    server = make(options=options, interceptors=tuple(setup.interceptors) or None, **setup.arguments)
     for register in setup.register:
         register(server)
     try:

@@ -12,6 +12,8 @@ class PygrpcNativeAio(ServerLibrary):
 
     name: ClassVar[str] = "pygrpc-native"
     requirement: ClassVar[str] = "pygrpc-native>=0.5.0"
+    # It hands request streams to a grpc.aio server behind it, by method, which grpcio ignores before 1.84.
+    companions: ClassVar[tuple[str, ...]] = ("grpcio>=1.84",)
 
     async def start(self, setup: ServerSetup) -> RunningServer:
         import pygrpc_native.aio

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias, TypeVar
 import grpc
 
 from pytest_grpc_conformance.servers.base import RunningServer, ServerLibrary, ServerSetup, stop_and_drop
+from pytest_grpc_conformance.targets import child
 from pytest_grpc_conformance.targets.loop_thread import LoopThread
 from pytest_grpc_conformance.transcript import Transcript
 from pytest_grpc_conformance.wire import stock
@@ -55,6 +56,35 @@ ECHO = unary(_echo)
 """A unary handler that gives its request back."""
 
 
+def echoing(seen: Seen) -> dict[str, Handler]:
+    """Handlers of all four kinds that note each request as ``message`` and give it back (``ClientStream`` gives all of
+    them back as one); a clean end of a request stream is noted as ``end``."""
+
+    async def one(request: bytes, context: Any) -> bytes:
+        seen.note("message", request)
+        return request
+
+    async def one_as_stream(request: bytes, context: Any) -> Any:
+        seen.note("message", request)
+        yield request
+
+    async def each(requests: Any, context: Any) -> Any:
+        async for request in requests:
+            seen.note("message", request)
+            yield request
+        seen.note("end")
+
+    async def joined(requests: Any, context: Any) -> bytes:
+        return b"".join([request async for request in each(requests, context)])
+
+    return {
+        "Unary": unary(one),
+        "ServerStream": server_streaming(one_as_stream),
+        "ClientStream": client_streaming(joined),
+        "Bidi": bidi(each),
+    }
+
+
 def registering(handlers: Handlers) -> Callable[[Any], None]:
     """A function that registers handlers as generated code does: generic, and by method as well."""
 
@@ -76,6 +106,7 @@ class LibraryTarget:
         *,
         timeout: float,
         nightly: bool = False,
+        plan: str | None = None,
     ) -> None:
         self.library = library
         self.timeout = timeout
@@ -84,6 +115,7 @@ class LibraryTarget:
         self.transcript = Transcript()
         self.seen = Seen()
         """What the handlers of the case note."""
+        self._plan = plan
         self._oracle = oracle
         self._loop = loop
         self._served: list[Served] = []
@@ -104,19 +136,24 @@ class LibraryTarget:
     def serve(
         self,
         handlers: Handlers | None = None,
+        /,
         *,
         register: Iterable[Callable[[Any], None]] = (),
         options: Sequence[tuple[str, Any]] = (),
         interceptors: Sequence[Any] = (),
         host: str = "127.0.0.1",
         port: int = 0,
+        **arguments: Any,
     ) -> Served:
-        """Start a server. ``handlers`` are served under ``path(name)``; ``register`` get the library's server object.
+        """Start a server. ``handlers`` are served under ``path(name)``; ``register`` get the library's server object,
+        ``arguments`` go to the library's ``server`` function.
 
-        Raises ``BindFailed``.
+        Raises ``BindFailed``, and whatever the library raises.
         """
         functions = [*([registering(handlers)] if handlers is not None else []), *register]
-        setup = ServerSetup(functions, options=options, interceptors=interceptors, host=host, port=port)
+        setup = ServerSetup(
+            functions, options=options, interceptors=interceptors, host=host, port=port, arguments=arguments
+        )
         running = self._loop.run(self.library.start(setup), self.timeout)
         served = Served(running, host, self._loop, self.transcript, self.timeout)
         self.transcript.note("server", f"{self.library.name} listens on {served.address}")
@@ -126,6 +163,12 @@ class LibraryTarget:
     def run(self, coroutine: Coroutine[Any, Any, T], timeout: float | None = None) -> T:
         """Run a coroutine on the loop of the servers. Raises ``LoopStuck``."""
         return self._loop.run(coroutine, timeout or self.timeout)
+
+    def in_child(self, function: Callable[[LibraryTarget], Any]) -> child.ChildEnd:
+        """Run a function at the top of the case's file in a process of its own, on a target like this one."""
+        ended = child.run(function, self.library.name, self._plan, self.timeout)
+        self.transcript.note("server", f"the process ended with {ended.code}: {ended.tail}")
+        return ended
 
     def close(self) -> None:
         """Close every connection, then stop every server."""
@@ -140,7 +183,7 @@ class Served:
         self, running: RunningServer, host: str, loop: LoopThread, transcript: Transcript, timeout: float
     ) -> None:
         self.port = running.port
-        self.address = f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
+        self.address = ServerSetup((), host=host, port=self.port).address
         self.timeout = timeout
         self._held = [running]
         self._loop = loop

@@ -31,6 +31,7 @@ from pytest_grpc_conformance.wire.frames import (
     error_name,
     frame,
     message,
+    padded,
     settings_payload,
 )
 from pytest_grpc_conformance.wire.receiving import Misframed, Receiver
@@ -106,6 +107,7 @@ class RawConnection:
             table_size=settings.get(Setting.HEADER_TABLE_SIZE, 4096),
         )
         self._deaf = False
+        self._unsent: list[bytes] = []
         self._transcript = transcript
         self._label = label
         self._next_stream = 1
@@ -118,6 +120,12 @@ class RawConnection:
             self.send(
                 PREFACE + frame(Kind.SETTINGS, payload=settings_payload(settings)), f"preface, SETTINGS {settings}"
             )
+
+    @property
+    def local_port(self) -> int:
+        """The client's port (TCP only)."""
+        port: int = self._socket.getsockname()[1]
+        return port
 
     def __enter__(self) -> RawConnection:
         return self
@@ -135,6 +143,17 @@ class RawConnection:
         Raises ``WireSilence`` when the server does not read on for the whole timeout.
         """
         self._note("client", words or f"{len(octets)} octets {octets[:24].hex(' ')}")
+        self._unsent.append(octets)
+        if len(self._unsent) > 1:
+            return  # A reaction to what was read while something is being sent: it follows that, whole.
+        try:
+            while self._unsent:
+                self._write(self._unsent[0])
+                del self._unsent[0]
+        finally:
+            self._unsent.clear()
+
+    def _write(self, octets: bytes) -> None:
         left = memoryview(octets)
         until = time.monotonic() + self.timeout
         while left and not (self.closed or self._deaf):
@@ -183,6 +202,21 @@ class RawConnection:
         self._stream_windows[stream] = self._stream_windows.get(stream, self._initial_window) - len(payload)
         self.frame(Kind.DATA, Flag.END_STREAM if end_stream else Flag.NONE, stream, payload)
 
+    def padded(self, stream: int, parts: Sequence[bytes], padding: int, *, end_stream: bool = False) -> None:
+        """Send one DATA frame for each part, each with ``padding`` octets of padding, whatever the windows say."""
+        octets = b""
+        for at, part in enumerate(parts, 1):
+            flags = Flag.PADDED | (Flag.END_STREAM if end_stream and at == len(parts) else Flag.NONE)
+            octets += frame(Kind.DATA, flags, stream, padded(part, padding))
+        spent = sum(len(part) + 1 + padding for part in parts)
+        self._window -= spent
+        self._stream_windows[stream] = self._stream_windows.get(stream, self._initial_window) - spent
+        self.send(octets, f"{len(parts)} DATA frames stream {stream}, {spent} octets, each with {padding} of padding")
+
+    def room(self, stream: int) -> int:
+        """How many octets of DATA the server's windows allow on a stream now."""
+        return min(self._window, self._stream_windows.get(stream, self._initial_window))
+
     def start(
         self,
         path: str,
@@ -212,9 +246,9 @@ class RawConnection:
         octets = message(payload, flag=flag)
         at = 0
         while at < len(octets):
-            room = min(self._room(stream), DEFAULT_MAX_FRAME)
+            room = min(self.room(stream), DEFAULT_MAX_FRAME)
             if room <= 0:
-                self.wait(lambda: self._room(stream) > 0 or self.received.ended(stream), "room in the server's window")
+                self.wait(lambda: self.room(stream) > 0 or self.received.ended(stream), "room in the server's window")
                 if self.received.ended(stream):
                     return
                 continue
@@ -398,9 +432,6 @@ class RawConnection:
                 self.window(0, came.flow_controlled_length)
                 if not self.received.ended(came.stream_id):
                     self.window(came.stream_id, came.flow_controlled_length)
-
-    def _room(self, stream: int) -> int:
-        return min(self._window, self._stream_windows.get(stream, self._initial_window))
 
     def _end(self, how: str) -> None:
         if not self.closed:

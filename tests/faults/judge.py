@@ -34,7 +34,13 @@ class _Results:
 
 
 def judge(
-    plan: str, protocol: str, functions: Sequence[str], *, server: str = "grpcio", scale: str = TIMEOUT_SCALE
+    plan: str,
+    protocol: str,
+    functions: Sequence[str],
+    *,
+    server: str = "grpcio",
+    scale: str = TIMEOUT_SCALE,
+    nightly: bool = False,
 ) -> list[Result]:
     """The results of case functions (``file/function``) on the plan that ``--grpc-target`` would name."""
     wanted = set(functions)
@@ -54,6 +60,7 @@ def judge(
         "no:xdist",
     ]
     arguments += ["--grpc-target", plan, "--grpc-protocol", protocol, "--grpc-server", server]
+    arguments += ["--grpc-nightly"] if nightly else []
     arguments += ["--grpc-timeout-scale", scale, "--pyargs"]
     modules = sorted({f"{CASES}.test_{name.partition('/')[0]}" for name in wanted})
     with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):

@@ -25,6 +25,8 @@ class Fault:
     catalogue: str = ""
     caught_by: Mapping[str, str] = field(default_factory=dict)
     protocols: tuple[str, ...] = PROTOCOLS
+    nightly: bool = False
+    """Cases that run only nightly notice it."""
 
 
 def planted() -> Iterator[tuple[str, Fault]]:

@@ -19,7 +19,7 @@ PLANTED = [
 
 @pytest.mark.parametrize(("module", "fault", "protocol"), PLANTED)
 def test_planted_fault_is_noticed(module: str, fault: Fault, protocol: str) -> None:
-    results = judge(f"{module}:{fault.mutant}.{protocol}", protocol, tuple(fault.caught_by))
+    results = judge(f"{module}:{fault.mutant}.{protocol}", protocol, tuple(fault.caught_by), nightly=fault.nightly)
     broken = [f"{r.case_id}: {r.reason}" for r in results if r.verdict is Verdict.BROKEN]
     assert not broken
     for function, rows in fault.caught_by.items():
