@@ -221,9 +221,14 @@ def test_sync_generator_that_aborts_ends_with_its_status(grpc_library: LibraryTa
         yield b"first"
         context.abort(grpc.StatusCode.DATA_LOSS, "as asked")
 
-    # Many of them: the abort races with the sending of the item, and a library may lose some of the races only.
+    # Many, one after the other: the abort races with the item, and a library may lose some of the races only.
     connection = grpc_library.serve({"Method": server_streaming(aborts), "Echo": ECHO}).connect()
-    answers = asserts.settled(connection, [connection.call(path("Method")) for _ in range(30)], path("Echo"))
+    streams = []
+    for _ in range(40):
+        streams.append(connection.call(path("Method")))
+        with asserts.owed("the item before the abort"):
+            connection.wait_messages(streams[-1], 1)
+    answers = asserts.settled(connection, streams, path("Echo"))
     asserts.equal("the number of calls that are left open", 0, sum(not answer.ended for answer in answers))
     for answer in answers:
         asserts.ended_with(answer, "DATA_LOSS")
