@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import importlib.resources
+import importlib.util
 import os
 import sys
 from collections.abc import Sequence
@@ -67,9 +68,14 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument("--grace", type=_seconds, default=5.0, help="seconds for running calls at the end (default: 5)")
     serve.set_defaults(act=_serve)
     rows = commands.add_parser("requirements", help="list the requirement rows and the cases that check them")
-    rows.add_argument("--unchecked", action="store_true", help="only rows that no case checks")
+    which = rows.add_mutually_exclusive_group()
+    for state, told in (("unchecked", "no case checks yet"), ("unobserved", "no test can observe, with the reason")):
+        which.add_argument(f"--{state}", action="store_const", const=state, dest="only", help=f"only rows that {told}")
     rows.add_argument("--json", action="store_true", help="as JSON")
     rows.set_defaults(act=_requirements)
+    findings = commands.add_parser("findings", help="what released server libraries are known to do differently")
+    findings.add_argument("--output", metavar="FILE.md", default=None, help="write the page (default: print it)")
+    findings.set_defaults(act=_findings)
     bench = commands.add_parser("bench", help="measure the fake engine against full servers, as ratios in one run")
     bench.add_argument("--protocol", default="openengine", help="default: %(default)s")
     bench.add_argument("--server", action="append", default=None, help="repeatable (default: all that are installed)")
@@ -114,12 +120,23 @@ def ini_file() -> str:
 
 
 def _run(given: argparse.Namespace) -> int:
+    if {"-h", "--help"} & set(given.rest):
+        from pytest_grpc_conformance import run_help
+
+        print(run_help.text(), end="")
+        return 0
     import pytest
 
     # One case, as a failure's last line names it, instead of all.
     chosen = [] if any(word.startswith(CASES) for word in given.rest) else [CASES]
     # The user's own ini could rename test files or add options that the cases do not know.
-    return int(pytest.main(["-c", ini_file(), "--rootdir", ".", "--pyargs", *chosen, *given.rest]))
+    return int(pytest.main(["-c", ini_file(), "--rootdir", ".", *_loop_scope(), "--pyargs", *chosen, *given.rest]))
+
+
+def _loop_scope() -> list[str]:
+    """The key that pytest-asyncio asks for. Old ones do so before a filter of an ini file is in force."""
+    loaded = importlib.util.find_spec("pytest_asyncio") and not os.environ.get("PYTEST_DISABLE_PLUGIN_AUTOLOAD")
+    return ["-o", "asyncio_default_fixture_loop_scope=function"] if loaded else []
 
 
 def _serve(given: argparse.Namespace) -> int:
@@ -148,8 +165,26 @@ def _requirements(given: argparse.Namespace) -> int:
     except ListingFailed as error:
         print(f"grpc-conformance: the cases cannot be listed: {error}", file=sys.stderr)
         return 1
-    text = render_json(coverage) if given.json else render_text(coverage, unchecked_only=given.unchecked)
+    text = render_json(coverage) if given.json else render_text(coverage, only=given.only)
     print(text)
+    return 0
+
+
+def _findings(given: argparse.Namespace) -> int:
+    from pathlib import Path
+
+    from pytest_grpc_conformance.deviation import declared
+    from pytest_grpc_conformance.reports.findings import render
+    from pytest_grpc_conformance.requirements import catalogue
+
+    page = render(declared(), catalogue())
+    if given.output is None:
+        print(page, end="")
+        return 0
+    try:
+        Path(given.output).write_text(page, encoding="utf-8")
+    except OSError as error:
+        return _complain(f"cannot write {given.output}: {error.strerror}")
     return 0
 
 

@@ -46,7 +46,8 @@ def configure(config: pytest.Config) -> None:
 
 
 def session_start(config: pytest.Config) -> None:
-    chosen = any(value for name, value in vars(config.option).items() if name.startswith("grpc_"))
+    given = (value for name, value in vars(config.option).items() if name.startswith("grpc_"))
+    chosen = any(value not in (None, False) for value in given)  # An empty value is one, which is told to be wrong.
     if not chosen and not any(argument.startswith(CASES) for argument in config.args):
         return
     from pytest_grpc_conformance import session

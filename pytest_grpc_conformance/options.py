@@ -14,6 +14,9 @@ from pytest_grpc_conformance.shared import WIRE
 if TYPE_CHECKING:
     import pytest
 
+MOST = 100_000
+"""The largest factor and number of seconds that an option takes: no wait of Python can be much longer than that."""
+
 
 class BadOption(ValueError):
     """An option with a value that cannot be used; the message is one line for the user."""
@@ -61,6 +64,8 @@ def read(config: pytest.Config) -> Options:
     _check_ways(target, command, address, get("--grpc-server"), get("--grpc-protocol"))
     if address is not None:
         _check_address(address)
+    if command is not None:
+        _check_command(command)
     return Options(
         servers,
         protocols,
@@ -102,14 +107,25 @@ def _positive(option: str, given: str | None, default: float) -> float:
         value = 0.0
     if not 0 < value < float("inf"):
         raise BadOption(f"{option} {given!r} is not a number above 0")
+    if value > MOST:
+        raise BadOption(f"{option} {given!r} is more than {MOST:g}")
     return value
 
 
 def _writable(option: str, path: str | None) -> str | None:
     """Better to say so before a long run than after it."""
-    if path is None or Path(path).absolute().parent.is_dir():
+    if path is None:
         return path
-    raise BadOption(f"{option} {path}: the folder {Path(path).parent} does not exist; make it, or name another")
+    try:
+        # A path may be too long to ask about.
+        is_folder, folder_is_there = Path(path).is_dir(), Path(path).absolute().parent.is_dir()
+    except OSError as error:
+        raise BadOption(f"{option} {path!r:.80}: {error.strerror}") from error
+    if is_folder:
+        raise BadOption(f"{option} {path!r} is a folder; name a file in it")
+    if not folder_is_there:
+        raise BadOption(f"{option} {path}: the folder {Path(path).parent} does not exist; make it, or name another")
+    return path
 
 
 def _check_ways(
@@ -141,3 +157,12 @@ def _check_address(address: str) -> None:
         parse_address(address)
     except ValueError as error:
         raise BadOption(f"--grpc-address {error}") from error
+
+
+def _check_command(command: str) -> None:
+    from pytest_grpc_conformance.targets.launched import split
+
+    try:
+        split(command)
+    except ValueError as error:
+        raise BadOption(str(error)) from error

@@ -36,7 +36,8 @@ def default_script(submission: Submission) -> Script:
     wanted = submission.parameters
     count = DEFAULT_TOKENS if wanted.max_tokens is None else wanted.max_tokens
     sequences = [scored(tokens(count, start=1_000 + 100_000 * at)) for at in range(wanted.num_sequences)]
-    ids = submission.prompt.token_ids
+    # Only where its scores are asked for: of a long prompt they take long to make.
+    ids = submission.prompt.token_ids if wanted.prompt_logprobs is not None else ()
     prompt = tuple(Token(ids[0]) if at == 0 else token for at, token in enumerate(scored(map(Token, ids))))
     return script(side_by_side(*sequences) if count else (), prompt=prompt)
 
@@ -66,7 +67,8 @@ async def serve(options: ServeOptions) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    with GatedEngine(default_script=default_script, max_running=options.max_running) as engine:
+    # Nobody reads the engine's records here, and they would grow for as long as it serves.
+    with GatedEngine(default_script=default_script, max_running=options.max_running, records=0) as engine:
         register = [lambda server, r=r: r.add(r.servicer, server) for r in wire.servicers(engine)]
         setup = ServerSetup(register, host=options.host, port=options.port)
         server = await library.start(setup)

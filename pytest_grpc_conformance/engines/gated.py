@@ -26,6 +26,7 @@ from pytest_grpc_conformance.engines.generation import GatedGeneration
 from pytest_grpc_conformance.engines.milestone import DeadlineMissed, Milestone, Noticeboard
 from pytest_grpc_conformance.engines.parameters import GenerationParameters
 from pytest_grpc_conformance.engines.producer import Item, Plan, Producer, Run
+from pytest_grpc_conformance.engines.record import Record
 from pytest_grpc_conformance.engines.result_queue import ResultQueue
 from pytest_grpc_conformance.engines.script import Prompt, Script
 from pytest_grpc_conformance.engines.tokenizer_hold import TokenizerHold
@@ -68,7 +69,7 @@ class GatedEngine:
     prepared script get the one that ``default_script`` makes, with all steps released. At most
     ``max_running`` requests are worked on at a time; the others queue. With ``deltas`` each result shows
     only what is new since the one before, and text that may be part of an excluded stop string is held back
-    by the engine.
+    by the engine. Of ``submissions``, ``aborts`` and ``misuses`` the last ``records`` are kept, by default all.
 
     ``timeout`` is the deadline of milestones in seconds. The worker thread starts with the first request and
     ends with ``close``. ``submit`` belongs on an event loop; everything else may be used from any thread.
@@ -85,6 +86,7 @@ class GatedEngine:
         max_running: int | None = None,
         deltas: bool = False,
         default_script: Callable[[Submission], Script] | None = None,
+        records: int | None = None,
     ) -> None:
         self.model = model
         self.timeout = timeout
@@ -96,11 +98,11 @@ class GatedEngine:
         self.default_script = default_script
         self.healthy = True
         """What health checks are told. It may be set, which changes nothing else."""
-        self.submissions: list[Submission] = []
+        self.submissions = Record[Submission](records)
         """Every submission in order, also those that were refused."""
-        self.aborts: list[str] = []
+        self.aborts = Record[str](records)
         """The request id of every ``abort()`` of a handle, in order, also repeated, late and refused ones."""
-        self.misuses: list[str] = []
+        self.misuses = Record[str](records)
         """Faults of the test (or of this engine) that only the servicer was told of; to be reported."""
         self._lock = threading.Lock()
         self._board = Noticeboard()
@@ -108,6 +110,8 @@ class GatedEngine:
         self._waiting: dict[str | None, deque[Gate]] = {}
         self._prepared: list[Gate] = []
         self._plans: dict[int, tuple[Script, GenerationParameters, Plan]] = {}
+        # Who wants few records serves for long, and makes a script for each request that is never met again.
+        self._plans_kept = _PLANS_KEPT if records is None else min(records, _PLANS_KEPT)
         self._tokenizer = TokenizerHold(self._board, timeout)
         self._producer = Producer(
             lock=self._lock,
@@ -193,7 +197,7 @@ class GatedEngine:
 
     def submitted(self, n: int = 1) -> Milestone:
         """``n`` submissions have been recorded since the start, refused ones included."""
-        return self._milestone(f"submitted({n})", lambda: len(self.submissions) >= n)
+        return self._milestone(f"submitted({n})", lambda: self.submissions.total >= n)
 
     def positions(self) -> str:
         """Where the gates stand, one line each: all prepared ones, the others while their request runs."""
@@ -307,8 +311,10 @@ class GatedEngine:
         if known is not None and known[1] == parameters:
             return known[2]
         plan = Plan(script, parameters, self.eos_token_ids, deltas=self.deltas)
+        if not self._plans_kept:
+            return plan
         with self._lock:
-            if len(self._plans) >= _PLANS_KEPT:
+            if len(self._plans) >= self._plans_kept:
                 del self._plans[next(iter(self._plans))]
             # The script is kept with it, so that its id stays its own.
             self._plans[id(script)] = (script, parameters, plan)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 import socket
 
@@ -9,7 +10,7 @@ from pytest_grpc_conformance.protocols.base import WireProtocol
 from pytest_grpc_conformance.targets.base import Target, TargetBroken
 from pytest_grpc_conformance.transcript import harmless
 
-_ADDRESS = re.compile(r"^(?:\[(?P<v6>[0-9a-fA-F:.]+)\]|(?P<host>[^\s:/\[\]]+)):(?P<port>\d{1,5})$")
+_ADDRESS = re.compile(r"(?:\[(?P<v6>[0-9a-fA-F:.]+)\]|(?P<host>[^\s:/\[\]]+)):(?P<port>[0-9]{1,5})")
 
 
 class EndpointTarget(Target):
@@ -35,10 +36,21 @@ class EndpointTarget(Target):
 
 def parse_address(address: str) -> tuple[str, int]:
     """Host and port of ``host:port`` or ``[v6]:port``. Raises ``ValueError`` with a line that says what is wrong."""
-    match = _ADDRESS.match(address)
-    if not match or not 0 < int(match["port"]) < 65536:
-        raise ValueError(f"{address!r} is not host:port (IPv6 hosts in brackets)")
+    match = _ADDRESS.fullmatch(address)
+    if not match or not 0 < int(match["port"]) < 65536 or not _can_be_a_host(match["host"], match["v6"]):
+        raise ValueError(f"{address!r:.120} is not host:port (IPv6 hosts in brackets)")
     return match["v6"] or match["host"], int(match["port"])
+
+
+def _can_be_a_host(name: str | None, v6: str | None) -> bool:
+    try:
+        if v6 is not None:
+            ipaddress.IPv6Address(v6)
+        elif name is not None:
+            name.encode("idna")
+    except ValueError:
+        return False
+    return True
 
 
 def check_listens(address: str, timeout: float) -> None:

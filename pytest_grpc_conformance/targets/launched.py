@@ -14,11 +14,23 @@ from pathlib import Path
 from types import TracebackType
 
 from pytest_grpc_conformance.targets.base import TargetBroken
+from pytest_grpc_conformance.targets.ending import Guard, TerminationInterrupts
 from pytest_grpc_conformance.transcript import harmless
 
 READY = re.compile(r"^READY address=(\S+)\s*$")
 """The line that a command prints on standard output once it serves."""
 KEPT_LINES = 12
+
+
+def split(command: str) -> list[str]:
+    """The words of a command. Raises ``ValueError`` with a line that says what is wrong."""
+    try:
+        words = shlex.split(command)
+    except ValueError as error:
+        raise ValueError(f"cannot read --grpc-command {command!r}: {error}") from error
+    if not words or not words[0]:
+        raise ValueError("--grpc-command is empty; give the command that starts the server")
+    return words
 
 
 class LaunchedProcess:
@@ -31,15 +43,16 @@ class LaunchedProcess:
         self._tail: deque[str] = deque(maxlen=KEPT_LINES)
         self._ready = threading.Event()
         self.address = ""
+        self._guard: Guard | None = None
 
     def start(self) -> LaunchedProcess:
         """Start the command and wait for its ready line. Raises ``TargetBroken`` with its last lines of output."""
         try:
-            arguments = shlex.split(self.command)
+            arguments = split(self.command)
         except ValueError as error:
-            raise TargetBroken(f"cannot read --grpc-command {self.command!r}: {error}") from error
-        if not arguments:
-            raise TargetBroken("--grpc-command is empty; give the command that starts the server")
+            raise TargetBroken(str(error)) from error
+        # Before the process, so that there is no moment in which a signal ends us and leaves it.
+        self._interrupts = TerminationInterrupts()
         try:
             self._process = subprocess.Popen(
                 arguments,
@@ -50,11 +63,15 @@ class LaunchedProcess:
                 errors="replace",
                 start_new_session=True,
             )
-        except OSError as error:
-            raise TargetBroken(f"cannot start {arguments[0]!r}: {error.strerror}") from error
+        except BaseException as error:
+            self._interrupts.restore()
+            if isinstance(error, OSError):
+                raise TargetBroken(f"cannot start {arguments[0]!r}: {error.strerror}") from error
+            raise
         self._reader = threading.Thread(target=self._read, name="read launched server", daemon=True)
         self._reader.start()
         try:
+            self._guard = Guard(self._process.pid)
             self._wait_ready()
         except BaseException:
             self.stop()
@@ -117,6 +134,9 @@ class LaunchedProcess:
             pass
         finally:  # Also when a second Ctrl-C cuts the wait short.
             self._kill_group()
+            if self._guard is not None:
+                self._guard.dismiss()
+            self._interrupts.restore()
         code = self._process.wait()
         self._reader.join(self._stop_timeout)
         if self._process.stdout is not None and not self._reader.is_alive():

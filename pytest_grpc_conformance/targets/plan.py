@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import os
 import sys
 import traceback
@@ -66,6 +67,8 @@ def load_plan(reference: str) -> TargetPlan:
 
 def registrations(made: Sequence[Any]) -> tuple[Registration, ...]:
     """Registrations from what a factory returned. Raises ``BadPlan``."""
+    if _is_async(made):
+        raise BadPlan("a factory must be a plain function, not an async one; its servicers may be async")
     if not isinstance(made, Iterable):
         raise BadPlan(f"a factory must return a list of (add_to_server, servicer), not {made!r:.80}")
     found = tuple(_registration(item) for item in made)
@@ -86,7 +89,7 @@ def try_out(reference: str, plan: TargetPlan) -> None:
             registrations(plan.servicers(engine))
         except BadPlan:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise BadPlan(f"{reference} fails ({_problem(error)})") from error
 
 
@@ -99,7 +102,18 @@ def _problem(error: BaseException) -> str:
     return f"{first}, {Path(inside[-1].filename).name}:{inside[-1].lineno}" if inside else first
 
 
+def _is_async(made: Any) -> bool:
+    """Whether an async function made this. It is closed, as Python warns of a coroutine that nobody has awaited."""
+    if inspect.iscoroutine(made):
+        made.close()
+        return True
+    return inspect.isawaitable(made) or inspect.isasyncgen(made)
+
+
 def _registration(item: Any) -> Registration:
+    servicer = item.servicer if isinstance(item, Registration) else item[-1] if isinstance(item, tuple) else None
+    if _is_async(servicer):
+        raise BadPlan("a servicer must be an object, not what an async function returns; make it in a plain function")
     if isinstance(item, Registration):
         return item
     if isinstance(item, tuple) and len(item) == 2 and callable(item[0]):

@@ -18,7 +18,7 @@ class ServedServicers:
     def __init__(
         self,
         library: ServerLibrary,
-        servicers: Sequence[tuple[Any, Any]],
+        servicers: Sequence[Any],
         loop: LoopThread,
         *,
         options: Sequence[tuple[str, Any]] = (),

@@ -58,6 +58,20 @@ def test_wrong_command_line_is_told_in_one_line(tmp_path: Path, arguments: list[
     assert told in result.err
 
 
+@pytest.mark.parametrize("arguments", [("--help",), ("-n", "2", "-h")], ids="-".join)
+def test_help_of_run_is_about_our_options_with_their_legal_values(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    told = cli(tmp_path, "run", *arguments)
+    assert (told.code, told.err) == (0, "")
+    assert told.out.startswith("usage: grpc-conformance run [OPTION ...] [CASE ...]\n")
+    for name in ("server", "protocol", "require", "target", "command", "address", "timeout-scale", "ready-timeout"):
+        assert f"\n  --grpc-{name} " in told.out
+    assert "--grpc-server, --grpc-require   grpcio, pygrpc-native\n" in told.out
+    assert "--grpc-protocol                 openengine, smg, grpc\n" in told.out
+    assert "see pytest --help" in told.out
+    assert "--tb" not in told.out, "that is pytest's"
+    assert len(told.out.splitlines()) < 60
+
+
 def test_run_hands_its_arguments_to_pytest(tmp_path: Path) -> None:
     listing = cli(
         tmp_path, "run", "--collect-only", "-q", "-k", "first_token_arrives_while_the_second", "--grpc-server=grpcio"
@@ -67,6 +81,18 @@ def test_run_hands_its_arguments_to_pytest(tmp_path: Path) -> None:
     assert [name.partition("[")[2] for name in names] == ["grpcio-openengine]", "grpcio-smg]"]
     assert cli(tmp_path, "run", "--no-such-option").code == 4
     assert cli(tmp_path, "run", "-k", "no_such_case", "-q").code == 5
+
+
+@pytest.mark.parametrize("changes", [PLUGINS, {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": ""}], ids=["alone", "all-plugins"])
+@pytest.mark.parametrize("more", [(), ("-p", "no:asyncio")], ids=["", "no-asyncio"])
+def test_run_warns_of_nothing_whichever_plugins_are_there(
+    tmp_path: Path, more: tuple[str, ...], changes: dict[str, str]
+) -> None:
+    chosen = ("-k", "first_token_arrives_while_the_second", "--grpc-protocol", "smg", "--grpc-server", "grpcio")
+    result = run_cli(tmp_path, "run", "-q", *chosen, "-p", "no:cacheprovider", *more, changes=changes)
+    assert result.code == 0
+    assert "warning" not in result.text.lower()
+    assert "1 result: 1 passed" in result.out
 
 
 def test_run_of_one_case_by_its_name_runs_that_only(tmp_path: Path) -> None:

@@ -61,8 +61,11 @@ def test_signal_lets_running_streams_end_within_the_grace(tmp_path: Path, librar
             assert process.poll() is None, "it waits for the stream"
             received = stream.rest()
             assert stream.status is not None
-            assert stream.status.ok, stream.status
-            assert len(collect(received, stream.status).sequences[0].tokens) == TOKENS
+            # pygrpc-native 0.5.0 may lose the very end of a stream in a drain (its declared deviation GRPC-LIFE-14).
+            lost = library == "pygrpc-native" and stream.status.code == "UNAVAILABLE"
+            assert stream.status.ok or lost, stream.status
+            came = len(collect(received, stream.status).sequences[0].tokens)
+            assert came == TOKENS or (lost and came > TOKENS // 2)
         assert process.wait(30) == 0
         assert process.stdout is not None
         assert process.stdout.read() == "", "nothing but the ready line"
@@ -164,6 +167,22 @@ def test_served_process_ends_when_nobody_is_there_to_read_its_ready_line(tmp_pat
         assert process.stdout is not None
         process.stdout.close()
         assert ends(process.pid)
+
+
+def resident_megabytes(pid: int) -> int:
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(status.partition("VmRSS:")[2].split()[0]) // 1024
+
+
+def test_served_engine_keeps_nothing_of_requests_that_are_over(tmp_path: Path) -> None:
+    prompt = tuple(range(10_000, 26_000))  # Half a megabyte in the engine.
+    with served(tmp_path, "openengine") as (address, process), connected(address, "openengine") as client:
+        before = 0
+        for number in range(240):
+            if number == 80:
+                before = resident_megabytes(process.pid)
+            client.generate(Request(f"r{number}", prompt, max_tokens=1)).rest()
+        assert resident_megabytes(process.pid) - before < 25
 
 
 def test_calls_of_another_protocol_are_unimplemented(tmp_path: Path) -> None:

@@ -113,6 +113,17 @@ def test_a_script_for_any_id_serves_the_next_one_that_has_none(engine, thread_lo
     assert gate.request_id == "r2"
 
 
+@pytest.mark.parametrize(("records", "kept"), [(None, ["r1", "r2", "r3"]), (2, ["r2", "r3"]), (0, [])])
+def test_as_many_submissions_and_aborts_are_kept_as_asked_for_and_all_are_counted(thread_loop, records, kept):
+    with GatedEngine(default_script=lambda _: words("a"), records=records) as engine:
+        for name in ("r1", "r2", "r3"):
+            thread_loop.run(submit(engine, name)).abort()
+        assert [submission.request_id for submission in engine.submissions] == kept
+        assert engine.aborts == kept
+        assert engine.submitted(3).reached
+        assert not engine.submitted(4).reached
+
+
 def test_a_submission_without_a_script_is_a_fault_of_the_test(engine, thread_loop):
     engine.prepare("r1", words("a"))
     with pytest.raises(EngineMisuse, match="no script was prepared for request 'r2'") as caught:

@@ -54,6 +54,40 @@ def test_call(grpc_stub):
     assert run(tmp_path, test).results() == "2 passed"
 
 
+ASYNC_SERVICER = """
+async def made():
+    return echo.Echo()
+
+@pytest.fixture
+def grpc_servicer():
+    return made()
+
+def test_call(grpc_stub):
+    raise SystemError("ran")
+"""
+ASYNC_FIXTURE = """
+@pytest.fixture
+async def grpc_servicer():
+    return echo.Echo()
+
+def test_call(grpc_stub):
+    raise SystemError("ran")
+"""
+
+
+@pytest.mark.parametrize("test", [ASYNC_SERVICER, ASYNC_FIXTURE], ids=["servicer", "fixture"])
+def test_servicer_that_an_async_function_makes_is_told_in_one_line(tmp_path: Path, test: str) -> None:
+    result = run(tmp_path, test, "--grpc-server", "grpcio")
+    assert result.results() == "1 error"
+    told = result.out.partition("\n___")[2].partition("short test summary")[0]
+    lines = [line for line in told.splitlines()[1:] if line.strip("= ")]
+    assert "async f" in lines[0]
+    # pytest from 9.1 on refuses the fixture by itself, and names a page.
+    assert len(lines) == 1 or (test == ASYNC_FIXTURE and lines[1].startswith("See: https://docs.pytest.org")), told
+    assert "never awaited" not in result.text
+    assert "Traceback" not in result.text
+
+
 def test_several_servicers_share_one_server(tmp_path: Path) -> None:
     test = """
 @pytest.fixture

@@ -19,6 +19,10 @@ def empty(engine): return []
 def wrong_pairs(engine): return [("add", object())]
 def raises(engine): raise KeyError("boom")
 def makes_a_wrong_call(engine): return [(print, len(engine))]
+async def is_async(engine): return []
+async def yields_async(engine): yield 1
+def async_servicer(engine): return [(print, is_async(engine))]
+def leaves(engine): raise SystemExit("enough")
 not_a_function = 3
 plan = TargetPlan(servicers=number)
 """
@@ -63,6 +67,33 @@ WRONG = {
     "no-port": (["--grpc-address", "localhost", *SMG], ["'localhost' is not host:port"]),
     "bad-port": (["--grpc-address", "localhost:70000", *SMG], ["'localhost:70000' is not host:port"]),
     "bare-ipv6": (["--grpc-address", "::1", *SMG], ["is not host:port (IPv6 hosts in brackets)"]),
+    "address-empty": (["--grpc-address", "", *SMG], ["--grpc-address '' is not host:port"]),
+    "address-no-host": (["--grpc-address", ":50051", *SMG], ["--grpc-address ':50051' is not host:port"]),
+    "address-url": (["--grpc-address", "http://h:1", *SMG], ["--grpc-address 'http://h:1' is not host:port"]),
+    "address-socket": (["--grpc-address", "unix:/a", *SMG], ["--grpc-address 'unix:/a' is not host:port"]),
+    "address-port-0": (["--grpc-address", "h:0", *SMG], ["--grpc-address 'h:0' is not host:port"]),
+    "address-port-digits": (["--grpc-address", "h:\uff15", *SMG], ["is not host:port"]),
+    "address-line": (["--grpc-address", "h:5\n", *SMG], ["--grpc-address 'h:5\\n' is not host:port"]),
+    "address-no-ipv6": (["--grpc-address", "[12]:5", *SMG], ["--grpc-address '[12]:5' is not host:port"]),
+    "address-label": (["--grpc-address", f"{'h' * 64}:5", *SMG], ["is not host:port"]),
+    "address-dots": (["--grpc-address", "a..b:5", *SMG], ["--grpc-address 'a..b:5' is not host:port"]),
+    "command-empty": (["--grpc-command", "", *SMG], ["--grpc-command is empty; give the command that starts"]),
+    "command-blank": (["--grpc-command", " ", *SMG], ["--grpc-command is empty"]),
+    "command-nothing": (["--grpc-command", "''", *SMG], ["--grpc-command is empty"]),
+    "command-open-quote": (
+        ["--grpc-command", "serve 'it", *SMG],
+        ['cannot read --grpc-command "serve \'it": No closing quotation'],
+    ),
+    "scale-empty": (["--grpc-timeout-scale", ""], ["--grpc-timeout-scale '' is not a number above 0"]),
+    "scale-too-large": (["--grpc-timeout-scale", "1e9"], ["--grpc-timeout-scale '1e9' is more than 100000"]),
+    "ready-too-large": (["--grpc-ready-timeout", "1e300"], ["--grpc-ready-timeout '1e300' is more than 100000"]),
+    "report-empty": (["--grpc-report", ""], ["--grpc-report '' is a folder; name a file in it"]),
+    "report-folder": (["--grpc-report", "."], ["--grpc-report '.' is a folder"]),
+    "report-nowhere": (["--grpc-report", "no/such.json"], ["--grpc-report no/such.json: the folder no does not exist"]),
+    "report-too-long": (["--grpc-report", "a" * 300], ["--grpc-report 'aaa", "File name too long"]),
+    "target-empty": (["--grpc-target", "", *SMG], ["--grpc-target: '' is not of the form module:factory"]),
+    "target-async": (["--grpc-target", "plans:is_async", *SMG], ["a factory must be a plain function, not an async"]),
+    "target-async-servicer": (["--grpc-target", "plans:async_servicer", *SMG], ["a servicer must be an object, not"]),
     "target-bad-module": (
         ["--grpc-target", "broken:x", *SMG],
         ["'broken' cannot be imported", "at import, broken.py:2"],
@@ -94,6 +125,10 @@ WRONG_TARGETS = {
         "plans:makes_a_wrong_call",
         "fails (TypeError: object of type 'GatedEngine' has no len(), plans.py:9)",
     ),
+    "is-async": ("plans:is_async", "a factory must be a plain function, not an async one"),
+    "yields-async": ("plans:yields_async", "a factory must be a plain function, not an async one"),
+    "async-servicer": ("plans:async_servicer", "a servicer must be an object, not what an async function returns"),
+    "exits": ("plans:leaves", "plans:leaves fails (SystemExit: enough, plans.py:13)"),
     "plan-returns-number": ("plans:plan", "must return a list of (add_to_server, servicer), not 5"),
 }
 
@@ -139,7 +174,13 @@ def test_target_that_cannot_be_used_is_told_in_one_line(
     assert len(str(caught.value).splitlines()) == 1
 
 
-@pytest.mark.parametrize("name", ["unknown-server", "no-protocol", "target-raises"])
+UNDER_XDIST = """
+unknown-server no-protocol target-raises target-async target-empty command-empty command-open-quote address-empty
+address-label scale-too-large report-folder
+"""
+
+
+@pytest.mark.parametrize("name", UNDER_XDIST.split())
 def test_wrong_option_is_told_in_one_line_under_xdist(folder: Path, name: str) -> None:
     check(folder, *WRONG[name], "-n", "2")
 
