@@ -9,6 +9,7 @@ from __future__ import annotations
 import abc
 import functools
 import importlib.metadata
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -134,10 +135,19 @@ class AioServer(RunningServer):
         await self.native.stop(grace)
 
 
+def _after(own: tuple[str, Any], options: Any) -> Any:
+    """The options after one of the suite, in the form in which a case gave them: authors may rely on any."""
+    if options is None:
+        return None
+    if isinstance(options, (list, tuple)):
+        return type(options)([own, *options])
+    return itertools.chain((own,), options)
+
+
 async def start_aio(make: Callable[..., Any], setup: ServerSetup) -> AioServer:
     """Start a server that has ``grpc.aio``'s interface; ``make`` is the library's ``server`` function."""
     # Without this, grpcio shares a port with whoever holds it already, and a case could talk to a stranger.
-    options = [("grpc.so_reuseport", 0), *setup.options]
+    options = _after(("grpc.so_reuseport", 0), setup.options)
     server = make(options=options, interceptors=tuple(setup.interceptors) or None, **setup.arguments)
     for register in setup.register:
         register(server)

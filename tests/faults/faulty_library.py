@@ -33,7 +33,8 @@ class FaultyLibrary(ServerLibrary):
 
     ``frames``: a class of frame faults, one object for each connection. ``context``: a subclass of ``FaultyContext``.
     ``handler``: changes each registered handler. ``setup``: changes what the server is started with. ``native``: wraps
-    the server object whose ``start``, ``stop`` and so on are called.
+    the server object whose ``start``, ``stop`` and so on are called. ``proxy``: what listens before the server, made
+    from the server's port.
     """
 
     name: ClassVar[str] = "grpcio"
@@ -47,8 +48,9 @@ class FaultyLibrary(ServerLibrary):
         handler: HandlerChange | None = None,
         setup: Callable[[ServerSetup], ServerSetup] | None = None,
         native: Callable[[Any], Any] | None = None,
+        proxy: Callable[[int], FrameProxy] | None = None,
     ) -> None:
-        self._frames = frames
+        self._proxy = functools.partial(FrameProxy, fault=frames) if frames else proxy
         self._setup = setup
         self._native = native
         changes = [functools.partial(_in_context, context)] if context else []
@@ -62,9 +64,9 @@ class FaultyLibrary(ServerLibrary):
         running = await start_aio(grpc.aio.server, setup)
         if self._native is not None:
             running.native = self._native(running.native)
-        if self._frames is None:
+        if self._proxy is None:
             return running
-        return _Proxied(running, await FrameProxy(running.port, self._frames).start())
+        return _Proxied(running, await self._proxy(running.port).start())
 
     def _registering(self, register: Callable[[Any], None]) -> Callable[[Any], None]:
         return lambda server: register(_Registrar(server, self._change))
