@@ -101,19 +101,15 @@ def _without_limit(setup: ServerSetup) -> ServerSetup:
 
 
 def _no_sync_call_beside_streams() -> Callable[[Function], Function]:
-    """Sync calls are lost while sync streams run."""
-    running: set[object] = set()
+    """A sync stream never gives its thread back, and a sync call that finds none is lost."""
+    running: list[object] = []
 
     def change(function: Function) -> Function:
         if inspect.isgeneratorfunction(function):
 
             def stream(request: Any, context: Any) -> Any:
-                token = object()
-                running.add(token)
-                try:
-                    yield from function(request, context)
-                finally:
-                    running.discard(token)
+                running.append(request)
+                yield from function(request, context)
 
             return stream
         if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):

@@ -115,10 +115,17 @@ class _Changed(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # The class t
     def __init__(self, generic: Any, change: HandlerChange) -> None:
         self._generic = generic
         self._change = change
+        self._changed: dict[str, tuple[Any, Any]] = {}
 
     def service(self, details: Any) -> Any:
         found = self._generic.service(details)
-        return None if found is None else self._change(found, details.method)
+        if found is None:
+            return None
+        # Changed once, as a handler is that is registered by method: a fault may remember earlier calls.
+        known = self._changed.get(details.method)
+        if known is None or known[0] is not found:
+            known = self._changed[details.method] = (found, self._change(found, details.method))
+        return known[1]
 
 
 def _in_context(context: Callable[[Any], Any], handler: Any, path: str) -> Any:

@@ -25,6 +25,8 @@ class Fault:
     catalogue: str = ""
     caught_by: Mapping[str, str] = field(default_factory=dict)
     protocols: tuple[str, ...] = PROTOCOLS
+    since: str = ""
+    """The first grpcio that does not have this fault itself; beside an older one nobody can tell it."""
     nightly: bool = False
     """Cases that run only nightly notice it."""
 
